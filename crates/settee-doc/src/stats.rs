@@ -31,7 +31,7 @@ pub struct Stats {
     /// Number of open databases with a snapshot that has pinned replaced files for longer than
     /// ten minutes.
     pub old_snapshot_count: usize,
-    /// Number of snapshots that readers hold.
+    /// Number of references of readers to snapshots.
     pub snapshot_count: usize,
     /// The limit of `store.memory_bytes`.
     pub index_memory_bytes_max: u64,

@@ -60,8 +60,8 @@ pub struct Limits {
     pub stream_chunk_bytes: usize,
     /// Number of chunks of a streamed response that are buffered for a slow client. Default: 4.
     pub stream_chunks: usize,
-    /// How long a client may read nothing of a response. Past it the connection is closed. Doesn't apply to
-    /// feeds without an end. Default: 60 s.
+    /// How long a client may read nothing of a response. Past it the connection is closed.
+    /// Default: 60 s.
     pub send_timeout_ms: u64,
     /// The largest `heartbeat` and `timeout` of a feed, and the default of both. Default: 60 s.
     pub changes_timeout_ms: u64,

@@ -115,7 +115,7 @@ impl LogOptions {
         require(percent <= 100, "recycled_percent_max", percent, &|| at_most(100, "the whole log"))?;
         let buffer = BufferPool::buffer_size(largest.max(batch + SEGMENT_HEADER_SIZE)).unwrap_or(usize::MAX);
         require(buffer <= buffer_pool_bytes_max, "buffer_pool_bytes_max", buffer_pool_bytes_max, &|| {
-            at_least(buffer, "the largest buffer: `buffer_bytes_max`, or what the largest batch takes")
+            at_least(buffer, "the largest write buffer, for the largest batch")
         })
     }
 

@@ -1,7 +1,7 @@
 //! Rows that update documents in bulk: how much an update costs in a large database and in a small one.
 //!
-//! The documents of both databases have the same sizes and are loaded in the same way, and slices of one
-//! alternate with slices of the other. A server whose index cache is smaller than the large database's index
+//! The documents of both databases have the same sizes, are loaded in the same way and keep one revision, and
+//! slices of one alternate with slices of the other. A server whose index cache is smaller than the large database's index
 //! also shows the cost of reading the index: set `index_cache_bytes_max` for a database of the full size.
 
 use std::collections::{HashMap, HashSet};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use memchr::memmem;
 use settee_client::{Answer, Request};
 
-use super::bench::{Bench, ROUND_COUNT, is_target_turn, row};
+use super::bench::{Bench, ROUND_COUNT, directory, is_target_turn, row};
 use super::clients::{NumberRange, generation, generators, scattered_id, unexpected};
 use super::config::SCALED_COUNT_MIN;
-use super::plan::{BULK_UPDATES, DOCUMENT_COUNT, LARGE_COUNT};
+use super::plan::{BULK_UPDATES, DOCUMENT_COUNT, LARGE_COUNT, UPDATED_BYTES};
 use crate::documents::Generator;
 use crate::drive::{Client, drive};
 use crate::error::Result;
@@ -27,9 +27,6 @@ const CLIENTS: u64 = 10;
 /// Number of documents of a request.
 const BATCH: u64 = 500;
 
-/// Size in bytes of a document without its revision: small, so that the index is what grows.
-pub(super) const BYTES: usize = 200;
-
 /// Goal: minimum rate in the large database, as a share of that in the small one.
 const SHARE_KEPT: f64 = 0.7;
 
@@ -40,6 +37,8 @@ impl Bench<'_> {
         for (plan, count) in BULK_UPDATES.iter().zip([DOCUMENT_COUNT, LARGE_COUNT]) {
             let count = self.config.scaled(count, SCALED_COUNT_MIN);
             let database = self.create().await?;
+            // Otherwise the documents of the small database would have longer histories.
+            self.couch.call("PUT", &format!("{}/_revs_limit", directory(&database)), Some(b"1")).await?;
             let target = self.bulk_target(&database);
             let numbers = NumberRange::new(0..count);
             let loader = |generator| Batches::new(&target, Source::First(numbers.clone()), generator);
@@ -105,7 +104,7 @@ impl Batches {
 
     fn push(&mut self, number: u64, revision: &str) {
         self.document.clear();
-        self.generator.document(&scattered_id(number), BYTES, &mut self.document);
+        self.generator.document(&scattered_id(number), UPDATED_BYTES, &mut self.document);
         let comma = if self.body.ends_with(b"[") { "" } else { "," };
         write!(self.body, "{comma}{{\"_rev\":\"{revision}\",").expect("writing to memory");
         self.body.extend_from_slice(&self.document[1..]);
@@ -135,6 +134,7 @@ impl Client for Batches {
                     chosen.insert(self.generator.below(own_count) * CLIENTS + own.client);
                 }
                 own.sent = chosen.into_iter().collect();
+                own.sent.sort_unstable();
                 let revision = |number: &u64| {
                     own.revisions.get(number).cloned().unwrap_or_else(|| first_revision(*number))
                 };

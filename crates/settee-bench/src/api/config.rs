@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::bulk_updates;
 use super::plan::{
     ATTACHMENT_BYTES, ATTACHMENT_COUNT_MIN, ATTACHMENT_PUT_COUNT, COLD_COUNT, DOCUMENT_BYTES, DOCUMENT_COUNT,
-    FOLLOWER_COUNT, FOLLOWER_COUNT_MIN, Kind, LARGE_COUNT, PLANS, Plan,
+    FOLLOWER_COUNT, FOLLOWER_COUNT_MIN, Kind, LARGE_COUNT, PLANS, Plan, UPDATED_BYTES,
 };
 use crate::drive::{Durability, Target};
 use crate::error::Result;
@@ -55,7 +54,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 fn row_name(text: &str) -> Result<String, String> {
-    if row_names().any(|name| name.contains(text)) {
+    if !text.is_empty() && row_names().any(|name| name.contains(text)) {
         return Ok(text.to_owned());
     }
     let names: Vec<&str> = row_names().collect();
@@ -92,7 +91,7 @@ impl Config {
             Kind::Put { .. } | Kind::Update { .. } | Kind::History | Kind::Beside => {
                 (self.row_time().as_secs_f64() * WRITTEN_BYTES_PER_SECOND) as u64
             }
-            Kind::BulkUpdates => self.scaled(LARGE_COUNT, SCALED_COUNT_MIN) * bulk_updates::BYTES as u64,
+            Kind::BulkUpdates => self.scaled(LARGE_COUNT, SCALED_COUNT_MIN) * UPDATED_BYTES as u64,
             Kind::Cold { .. } => self.scaled(COLD_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
             Kind::AttachmentPut { .. } => self.attachment_count() * ATTACHMENT_BYTES as u64,
             _ => self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
@@ -144,6 +143,7 @@ mod tests {
     fn flags_accept_numbers_within_bounds_and_names_of_rows() {
         assert!(seconds("0.01").is_err() && seconds("3").is_ok());
         assert_eq!(row_name("get-"), Ok("get-".to_owned()));
+        assert!(row_name("").is_err());
         assert!(row_name("nonsense").unwrap_err().contains("followers"));
     }
 }

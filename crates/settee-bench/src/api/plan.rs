@@ -27,6 +27,10 @@ pub(super) const COLD_COUNT: u64 = 600_000;
 /// Number of documents of the large database of bulk updates.
 pub(super) const LARGE_COUNT: u64 = 10_000_000;
 
+/// Size in bytes of a document that is updated in bulk, without its revision: small, so that the index is what
+/// grows.
+pub(super) const UPDATED_BYTES: usize = 200;
+
 /// Number of followers of the changes feed at full scale.
 pub(super) const FOLLOWER_COUNT: u64 = 10_000;
 

@@ -46,7 +46,8 @@ impl Database {
     }
 
     /// Makes interactive edits, each decided separately, in order; returns once all that succeeded have
-    /// reached `stage`.
+    /// reached `stage`. Edits of other requests may come between them. After the future is dropped, any prefix
+    /// of them may have been made.
     ///
     /// # Errors
     /// Inner: why an edit was refused. `Conflict` if its revision isn't a leaf; `IllegalDocId`; `BadRequest`;
@@ -108,14 +109,16 @@ impl Database {
     pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
         requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
         let infos_max = self.counter(Counter::PurgedInfosLimit);
-        let mut updater = self.begin_update(Stage::Persisted).await?;
-        let mut removed = Vec::with_capacity(requests.len());
-        for (id, revisions) in requests {
-            let purged = updater.purge(id, revisions, infos_max).await;
-            removed.push(purged.map_err(|error| self.not_found_if_deleted(error))?);
+        let (mut removed, mut accepted) = (Vec::with_capacity(requests.len()), Vec::new());
+        for group in requests.chunks(EDITS_TOGETHER_MAX) {
+            let mut updater = self.begin_update(Stage::Persisted).await?;
+            for (id, revisions) in group {
+                let purged = updater.purge(id, revisions, infos_max).await;
+                removed.push(purged.map_err(|error| self.not_found_if_deleted(error))?);
+            }
+            accepted.push(self.accept(updater).await?);
         }
-        let accepted = self.accept(updater).await?;
-        self.reach(vec![accepted], Stage::Persisted).await?;
+        self.reach(accepted, Stage::Persisted).await?;
         Ok(removed)
     }
 

@@ -7,8 +7,9 @@
 //! Invariants:
 //! 1. A feed that waits for changes holds no snapshot, document or buffer. They are allocated for sending and
 //!    freed afterwards.
-//! 2. A feed whose client takes nothing for [`SNAPSHOT_HELD_MAX`] releases its snapshot, waits for the
-//!    client, and continues after its position with a new one. Exception: a feed in descending order.
+//! 2. A feed that waits for its client for [`SNAPSHOT_HELD_MAX`] releases its snapshot, and continues after its
+//!    position with a new one when the client has caught up. Exceptions: a feed in descending order, and a row
+//!    with the content of attachments.
 //! 3. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
 
 use std::sync::Arc;
@@ -45,8 +46,8 @@ const MATCHED_INLINE_BYTES: usize = 64 << 10;
 /// Number of rows skipped between two checks of the heartbeat.
 const ROWS_PER_BEAT: u32 = 256;
 
-/// Longest time for which a feed holds its snapshot while its client takes nothing: replaced files stay on the
-/// disk as long as a snapshot needs them.
+/// Longest time for which a feed holds its snapshot while it waits for its client to take a chunk: replaced
+/// files stay on the disk as long as a snapshot needs them.
 const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(1);
 
 /// A running feed.
@@ -70,7 +71,7 @@ pub(super) struct Feed {
     rows_left: u64,
     sent_any_row: bool,
     sent_anything: bool,
-    /// Whether sending was interrupted because the client took nothing.
+    /// Whether sending was interrupted because the client took too little.
     is_stalled: bool,
     /// When something was last sent, as far as `beat` observed it.
     beat: Instant,
@@ -237,6 +238,7 @@ impl Feed {
             && let Some(Row { id: row_id, summary, .. }) = rows.next().await?
         {
             if !self.filter.passes(row_id) {
+                self.pass_over(summary.seq);
                 self.skip_row(&mut skipped, out).await?;
                 continue;
             }
@@ -310,6 +312,7 @@ impl Feed {
             None => self.revisions(snapshot, &document.id, summary).await?,
         };
         if revisions.is_empty() {
+            self.pass_over(summary.seq);
             return Ok(());
         }
         self.begin_row(&document.id, summary, &revisions, &mut out.buffer);
@@ -449,6 +452,14 @@ impl Feed {
         }
         self.is_stalled |= !out.flush_full_within(SNAPSHOT_HELD_MAX).await?;
         Ok(())
+    }
+
+    /// Moves the position past a change that doesn't pass the filter, so that it isn't read again after a wait
+    /// for the client.
+    fn pass_over(&mut self, seq: Seq) {
+        if !self.descending {
+            self.since = seq;
+        }
     }
 
     fn may_send(&self) -> bool {

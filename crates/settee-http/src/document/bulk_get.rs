@@ -28,7 +28,7 @@ struct RequestedDoc {
 }
 
 /// Bytes of the allocations of a `RequestedDoc` besides their content.
-const REQUESTED_BYTES: usize = 5 * ALLOCATION_BYTES;
+const REQUESTED_BYTES: usize = size_of::<RequestedDoc>() + 5 * ALLOCATION_BYTES;
 
 /// A revision of a document, or all its leaves.
 struct RevisionChoice {

@@ -127,7 +127,7 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     gauge(out, "oldest_snapshot_seconds", help, store.oldest_snapshot_ms as f64 / 1e3)?;
     let help = "Open databases with a snapshot older than snapshot_age_s_max";
     gauge(out, "old_snapshots", help, stats.old_snapshot_count as u64)?;
-    gauge(out, "snapshots", "Snapshots that readers hold", stats.snapshot_count as u64)
+    gauge(out, "snapshots", "References of readers to snapshots", stats.snapshot_count as u64)
 }
 
 fn seconds(us: u64) -> f64 {

@@ -56,7 +56,8 @@ impl ResponseWriter {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        self.queue_buffer().await?;
+        let chunk = take_chunk(&mut self.buffer, self.chunk_bytes);
+        self.queue(chunk).await?;
         self.caught_up().await
     }
 
@@ -74,14 +75,19 @@ impl ResponseWriter {
     /// # Errors
     /// The client has closed the connection.
     pub(crate) async fn flush_within(&mut self, time: Duration) -> Result<bool, ApiError> {
-        let deadline = tokio::time::Instant::now() + time;
-        let has_space = self.sender.reserve();
-        match tokio::time::timeout_at(deadline, has_space).await {
-            Ok(permit) => drop(permit.map_err(|_| ApiError::gone())?),
-            Err(_) => return Ok(false),
+        if self.buffer.is_empty() {
+            return Ok(true);
         }
-        // Only this writer sends, so there is still space.
-        self.queue_buffer().await?;
+        if self.connection_memory.is_closing() {
+            return Err(ApiError::gone());
+        }
+        let deadline = tokio::time::Instant::now() + time;
+        let Ok(permit) = tokio::time::timeout_at(deadline, self.sender.reserve()).await else {
+            return Ok(false);
+        };
+        let permit = permit.map_err(|_| ApiError::gone())?;
+        let chunk = take_chunk(&mut self.buffer, self.chunk_bytes);
+        permit.send(StreamItem::Chunk(self.connection_memory.track(chunk)));
         match tokio::time::timeout_at(deadline, self.caught_up()).await {
             Ok(taken) => taken.map(|()| true),
             Err(_) => Ok(false),
@@ -101,12 +107,6 @@ impl ResponseWriter {
                 self.caught_up().await
             }
         }
-    }
-
-    async fn queue_buffer(&mut self) -> Result<(), ApiError> {
-        let next = Vec::with_capacity(self.buffer.len().min(2 * self.chunk_bytes));
-        let chunk = Bytes::from(std::mem::replace(&mut self.buffer, next));
-        self.queue(chunk).await
     }
 
     async fn queue(&self, bytes: Bytes) -> Result<(), ApiError> {
@@ -142,6 +142,12 @@ impl ResponseWriter {
     pub(crate) async fn closed(&self) {
         self.sender.closed().await;
     }
+}
+
+/// Takes the buffer's content, and leaves an empty buffer of a similar size.
+fn take_chunk(buffer: &mut Vec<u8>, chunk_bytes: usize) -> Bytes {
+    let next = Vec::with_capacity(buffer.len().min(2 * chunk_bytes));
+    Bytes::from(std::mem::replace(buffer, next))
 }
 
 /// Answers 200 with the bytes that `produce` writes. An error of the producer before the first chunk is the
@@ -236,6 +242,32 @@ mod tests {
         assert!(matches!(body, Body::Chunks { .. }));
         let bytes = body.collect().await.unwrap().to_bytes();
         assert_eq!(bytes, "0123456789".repeat(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flush_that_waits_too_long_returns_and_loses_nothing() {
+        let time = Duration::from_secs(1);
+        let (sender, mut taken) = mpsc::channel(1);
+        let connection_memory = CONNECTION_MEMORY.clone();
+        let mut out = ResponseWriter { buffer: Vec::new(), chunk_bytes: 4, sender, connection_memory };
+        assert!(out.flush_within(time).await.unwrap(), "nothing is to be sent");
+        out.buffer.extend_from_slice(b"abc");
+        assert!(out.flush_full_within(time).await.unwrap(), "the chunk isn't full");
+        out.buffer.push(b'd');
+        assert!(out.flush_full_within(time).await.unwrap(), "there is space for a chunk");
+        out.buffer.extend_from_slice(b"efgh");
+        assert!(!out.flush_full_within(time).await.unwrap(), "the client has taken nothing");
+        assert_eq!(out.buffer, b"efgh");
+        let chunk = |item| match item {
+            Some(StreamItem::Chunk(bytes)) => bytes.to_vec(),
+            _ => panic!("no chunk"),
+        };
+        assert_eq!(chunk(taken.recv().await), b"abcd");
+        assert!(out.flush_full_within(time).await.unwrap());
+        assert_eq!(chunk(taken.recv().await), b"efgh");
+        drop(taken);
+        out.buffer.extend_from_slice(b"ijkl");
+        assert!(out.flush_within(time).await.is_err(), "the client is gone");
     }
 
     #[tokio::test]

@@ -9,8 +9,8 @@
 //!
 //! Invariants, for both protocols:
 //! 1. A stalled client holds resources for a limited time: before its request (`head_timeout_ms`), within the
-//!    request (`body_timeout_ms`) and within the response (`send_timeout_ms`). A feed that
-//!    has nothing to send doesn't stall.
+//!    request (`body_timeout_ms`) and within the response (`send_timeout_ms`). A feed that has nothing to send
+//!    doesn't stall.
 //! 2. A connection's tasks end with it.
 
 use std::io;

@@ -407,6 +407,26 @@ fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
 }
 
 #[test]
+fn an_http2_client_that_takes_nothing_of_its_feed_is_cut_off() {
+    let server = Server::with_limits(|limits| limits.send_timeout_ms = 100);
+    let address = server.address;
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))).expect_status(201);
+    server.run(async {
+        let small = |builder: &mut Builder<TokioExecutor>| {
+            builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
+        };
+        let (mut sender, ended) = connect(address, small).await;
+        let path = "/db/_changes?feed=continuous&include_docs=true";
+        let response = sender.send_request(request(address, "GET", path, "")).await.unwrap();
+        assert_eq!(response.status(), 200);
+        tokio::time::timeout(TIMEOUT, ended).await.expect("the server ends the connection").unwrap();
+        drop(response);
+    });
+}
+
+#[test]
 fn a_bulk_whose_answer_has_no_memory_is_refused_before_anything_is_stored() {
     let server = Server::with_limits(|limits| limits.response_bytes_in_flight_max = 1 << 20);
     let address = server.address;

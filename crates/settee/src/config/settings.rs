@@ -220,7 +220,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits",
         "send_timeout_ms",
         Kind::Number(Limit::new(Ms, field!(http.send_timeout_ms))),
-        "Time for which a client may read nothing of its response. Doesn't apply to feeds without an end.",
+        "Time for which a client may read nothing of its response.",
     ),
     setting(
         "limits",

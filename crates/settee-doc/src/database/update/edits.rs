@@ -50,7 +50,7 @@ impl Updater<'_> {
     ) -> Result<()> {
         self.use_lookup(lookup).await?;
         for (edit, index) in edits.iter().zip(0..) {
-            if index % EDITS_PER_YIELD == 0 {
+            if index > 0 && index % EDITS_PER_YIELD == 0 {
                 // Edits of documents whose index is in memory never wait.
                 yield_now().await;
             }
