@@ -105,13 +105,17 @@ fn every_row_of_the_api_runs_beside_its_limit() {
         let bare = Some(bare_server().await);
         let (rows, failed) = run_api(server, bare, Some(directory.path()), &[]).await;
         assert!(failed.is_empty(), "{failed:?}");
-        // Writer and readers are four rows, followers two.
-        assert_eq!(rows.len(), api::row_names().count() + 4);
+        // Writer and readers are four rows, followers two, and bulk updates two.
+        assert_eq!(rows.len(), api::row_names().count() + 5);
         assert!(rows.iter().all(|row| row.operations > 0 && row.rate > Some(0.0)), "{rows:?}");
         let limited = compared_with(&rows, "bare");
         assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and writes of one client");
         let recorded = compared_with(&rows, "CouchDB's");
-        assert_eq!(recorded, rows.len() - 8, "all but the history, the followers and the cold rows");
+        assert_eq!(
+            recorded,
+            rows.len() - 10,
+            "all but the history, bulk updates, the followers and the cold rows"
+        );
     });
 }
 
@@ -186,8 +190,8 @@ fn every_attack_runs_and_other_clients_are_served_meanwhile() {
         let victim = Victim { anonymous: server.clone(), admin: server, pid: None };
         let mut rows = Vec::new();
         hostile::run(&config, &victim, &mut |row| rows.push(row)).await.unwrap();
-        // Without an attack, to compare with, and beside each of ten.
-        assert_eq!(rows.len(), 2 * 11);
+        // Without an attack, to compare with, and beside each of eleven.
+        assert_eq!(rows.len(), 2 * 12);
         for (index, row) in rows.iter().enumerate() {
             assert_eq!(row.workload.starts_with("no attack"), index < 2, "{row:?}");
             assert!(row.operations > 0 && row.aims().count() == 1, "{row:?}");
