@@ -13,7 +13,7 @@ use hyper::Request;
 use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use settee_client::{JSON, Server};
+use settee_client::{Couch, JSON, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -36,6 +36,10 @@ const TEXT_BYTES: f64 = (250 << 20) as f64;
 
 /// Number of documents of a large bulk, at full scale.
 const BULK_DOCUMENTS: f64 = 500_000.0;
+
+/// Size in bytes of the text of each of its documents. With shorter ones, the body would be refused: its
+/// documents would take more memory than bodies may.
+const BULK_TEXT_BYTES: usize = 70;
 
 /// Bytes of such a text that are sent at once.
 const PIECE_BYTES: usize = 64 << 10;
@@ -164,9 +168,15 @@ impl Attack {
                 send_text(victim, "PUT", &target, ("{", "\"\":1,", "\"\":1}"), text_bytes, begun).await
             }
             Attack::LargeBulks => {
+                let document = format!("{{\"text\":\"{}\"}}", "x".repeat(BULK_TEXT_BYTES));
+                let documents = vec![document.as_str(); (BULK_DOCUMENTS * scale).ceil() as usize];
+                let body = format!("{{\"docs\":[{}]}}", documents.join(","));
                 let target = format!("/{DATABASE}/_bulk_docs");
-                let bytes = (BULK_DOCUMENTS * scale) as u64 * "{},".len() as u64;
-                send_text(victim, "POST", &target, ("{\"docs\":[", "{},", "{}]}"), bytes, begun).await
+                begun.add();
+                let request = settee_client::Request::json("POST", &target, body.as_bytes());
+                // Read to its end: a bulk whose client goes away is not made whole.
+                let reply = Couch::new(victim.admin.clone()).send(request).await;
+                reply.map(drop).map_err(std::io::Error::other)
             }
             Attack::ManyNames => {
                 let parts = ("{\"keys\":[", "\"a\",", "\"a\"]}");

@@ -14,7 +14,7 @@ use crate::common::trial::StoreTrial;
 #[test]
 fn what_was_shown_survives_power_loss_kills_and_errors() {
     search::<StoreTrial>(&Search {
-        crash_count: 15_000,
+        crash_count: 30_000,
         covers: &[
             "recovery cut short",
             "kill",
