@@ -448,6 +448,7 @@ impl Feed {
         self.rows_left -= 1;
         self.sent_any_row = true;
         if self.descending {
+            // A new snapshot would begin at another end.
             return out.flush_full().await;
         }
         self.is_stalled |= !out.flush_full_within(SNAPSHOT_HELD_MAX).await?;

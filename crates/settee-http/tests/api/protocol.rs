@@ -394,36 +394,18 @@ fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
     let mut client = server.connect();
     client.create("db");
     client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))).expect_status(201);
-    server.run(async {
-        let small = |builder: &mut Builder<TokioExecutor>| {
-            builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
-        };
-        let (mut sender, ended) = connect(address, small).await;
-        let response = sender.send_request(request(address, "GET", "/db/a", "")).await.unwrap();
-        assert_eq!(response.status(), 200);
-        tokio::time::timeout(TIMEOUT, ended).await.expect("the server ends the connection").unwrap();
-        assert!(response.into_body().collect().await.is_err(), "a part passed for the whole");
-    });
-}
-
-#[test]
-fn an_http2_client_that_takes_nothing_of_its_feed_is_cut_off() {
-    let server = Server::with_limits(|limits| limits.send_timeout_ms = 100);
-    let address = server.address;
-    let mut client = server.connect();
-    client.create("db");
-    client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))).expect_status(201);
-    server.run(async {
-        let small = |builder: &mut Builder<TokioExecutor>| {
-            builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
-        };
-        let (mut sender, ended) = connect(address, small).await;
-        let path = "/db/_changes?feed=continuous&include_docs=true";
-        let response = sender.send_request(request(address, "GET", path, "")).await.unwrap();
-        assert_eq!(response.status(), 200);
-        tokio::time::timeout(TIMEOUT, ended).await.expect("the server ends the connection").unwrap();
-        drop(response);
-    });
+    for path in ["/db/a", "/db/_changes?feed=continuous&include_docs=true"] {
+        server.run(async {
+            let small = |builder: &mut Builder<TokioExecutor>| {
+                builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
+            };
+            let (mut sender, ended) = connect(address, small).await;
+            let response = sender.send_request(request(address, "GET", path, "")).await.unwrap();
+            assert_eq!(response.status(), 200);
+            tokio::time::timeout(TIMEOUT, ended).await.expect("the server ends the connection").unwrap();
+            assert!(response.into_body().collect().await.is_err(), "{path}: a part passed for the whole");
+        });
+    }
 }
 
 #[test]
