@@ -76,7 +76,7 @@ impl Database {
         kind: EditKind,
         stage: Stage,
     ) -> Result<Vec<Result<Revision>>> {
-        self.check_partitions(&edits)?;
+        self.check_partitions(edits.iter().map(|edit| &edit.id[..]))?;
         self.upload_inline(&mut edits).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         let mut accepted = Vec::new();
@@ -143,10 +143,14 @@ impl Database {
         outcome.map(|number| format!("0-{number}"))
     }
 
-    /// Checks the ids of a partitioned database; as in CouchDB one bad id fails the whole request.
-    fn check_partitions(&self, edits: &[Edit]) -> Result<()> {
+    /// Checks the ids of a request to a partitioned database: as in CouchDB one bad id fails all of it. In
+    /// other databases each edit fails alone.
+    ///
+    /// # Errors
+    /// `IllegalDocId`, `IllegalPartition`.
+    pub fn check_partitions<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> Result<()> {
         match self.is_partitioned() {
-            true => edits.iter().try_for_each(|edit| self.check_id(&edit.id)),
+            true => ids.into_iter().try_for_each(|id| self.check_id(id)),
             false => Ok(()),
         }
     }
