@@ -277,3 +277,30 @@ test('local documents are not replicated', async () => {
   await assert.rejects(local.get('_local/settings'), { status: 404 });
   assert.equal((await remote.allDocs()).rows.length, 0);
 });
+
+test('revisions of any text are replicated both ways', async () => {
+  const local = newLocal();
+  const remote = await newRemote();
+  const path = (start, ids) => ({ _rev: `${start}-${ids[0]}`, _revisions: { start, ids } });
+  const docs = [
+    { _id: 'doc', n: 'x', ...path(1, ['x']) },
+    { _id: 'doc', n: 'y', ...path(2, ['y', 'root']) },
+    { _id: 'doc', n: 'hash', ...path(2, ['7'.repeat(32), 'root']) },
+    { _id: 'other', ...path(3, ['c', 'b', 'a']) },
+  ];
+  await remote.bulkDocs(docs, { new_edits: false });
+  await PouchDB.replicate(remote, local);
+  for (const database of [remote, local]) {
+    const { n, _conflicts } = await database.get('doc', { conflicts: true });
+    assert.equal(n, 'y');
+    assert.deepEqual(_conflicts, [`2-${'7'.repeat(32)}`, '1-x']);
+  }
+  await local.remove('doc', '2-y');
+  const { rev } = await local.put({ _id: 'other', _rev: '3-c', n: 4 });
+  await local.bulkDocs([{ _id: 'late', ...path(2, ['l', 'k']) }], { new_edits: false });
+  await PouchDB.replicate(local, remote);
+  assert.equal((await remote.get('doc')).n, 'hash');
+  assert.equal((await remote.get('late'))._rev, '2-l');
+  const { _revisions } = await remote.get('other', { revs: true });
+  assert.deepEqual(_revisions, { start: 4, ids: [rev.slice(2), 'c', 'b', 'a'] });
+});

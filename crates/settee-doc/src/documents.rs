@@ -11,6 +11,7 @@ mod id;
 pub(crate) mod keys;
 pub(crate) mod leaf_value;
 mod partition;
+pub(crate) mod path;
 pub(crate) mod rev_tree;
 mod revision;
 
@@ -22,4 +23,5 @@ pub use id::{ID_SIZE_MAX, check_document_id};
 pub use leaf_value::DOCUMENT_BYTES_LIMIT;
 pub use partition::{check_partition, partition_prefix};
 pub(crate) use partition::{check_partitioned_id, partition_of};
-pub use revision::{Hash, Revision, parse_hash, write_hash};
+pub use revision::{Hash, REVISION_ID_SIZE_MAX, Revision, RevisionId};
+pub(crate) use revision::{parse_hash, write_hash};

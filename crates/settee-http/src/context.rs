@@ -8,7 +8,7 @@ mod request;
 mod shared;
 mod write_concern;
 
-pub(crate) use self::conditional::{etag, matches_tag, not_modified, tagged_by_content};
+pub(crate) use self::conditional::{etag, matches_tag, not_modified, set_etag, tagged_by_content};
 pub(crate) use self::location::{location, location_of_attachment, origin};
 pub(crate) use self::request::RequestContext;
 pub(crate) use self::shared::{Server, Shared, stopped};

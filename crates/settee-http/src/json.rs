@@ -29,9 +29,8 @@ pub(crate) fn number(value: u64, out: &mut Vec<u8>) {
 pub(crate) fn revisions(list: &[Revision], out: &mut Vec<u8>) {
     out.push(b'[');
     for (index, item) in list.iter().enumerate() {
-        out.extend_from_slice(if index == 0 { b"\"" } else { b",\"" });
-        item.write(out);
-        out.push(b'"');
+        out.extend_from_slice(if index == 0 { b"" } else { b"," });
+        item.write_json(out);
     }
     out.push(b']');
 }

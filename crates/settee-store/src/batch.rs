@@ -4,7 +4,7 @@ use bytes::Bytes;
 use settee_log::{BATCH_SIZE_MAX, Flags, Value};
 
 /// Longest key in bytes.
-pub const KEY_SIZE_MAX: usize = 8 << 10;
+pub const KEY_SIZE_MAX: usize = (8 << 10) + 128;
 
 /// Largest value in bytes. A batch that holds one, with its key and meta, fits the log.
 pub const VALUE_SIZE_MAX: usize = BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;

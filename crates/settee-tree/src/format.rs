@@ -16,7 +16,7 @@ use twox_hash::XxHash3_64;
 use crate::reduction::SUMMARY_SIZE_MAX;
 
 /// Longest key in bytes.
-pub const KEY_SIZE_MAX: usize = (8 << 10) + 64;
+pub const KEY_SIZE_MAX: usize = (8 << 10) + 192;
 
 /// Largest value in bytes.
 pub const VALUE_SIZE_MAX: usize = 4 << 10;

@@ -11,7 +11,7 @@ use super::read_ahead::Winner;
 use super::snapshot::Snapshot;
 use super::summary::{FoundLeaf, Leaf};
 use crate::documents::rev_tree;
-use crate::documents::{Document, Hash, Revision};
+use crate::documents::{Document, Revision, RevisionId};
 use crate::{Error, Result};
 
 /// A document's leaves in a snapshot, counted from 0: the winner first, then in CouchDB's order.
@@ -24,7 +24,7 @@ pub struct Leaves {
 }
 
 /// The match of a requested revision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Matched {
     /// The leaf with this index.
     Leaf(usize),
@@ -71,7 +71,7 @@ impl Leaves {
 
     /// All of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = Leaf> {
-        self.leaves.iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted })
+        self.leaves.iter().map(|leaf| Leaf { revision: leaf.revision.clone(), deleted: leaf.deleted })
     }
 
     /// The matches of the wanted revisions, in their order: the leaf with that revision; with `latest` also
@@ -81,23 +81,23 @@ impl Leaves {
     /// `Internal` if a path can't be read.
     pub async fn find(&self, wanted: &[Revision], latest: bool) -> Result<Vec<Matched>> {
         let mut seen = HashSet::with_capacity(wanted.len());
-        let wanted: Vec<Revision> =
-            wanted.iter().copied().filter(|revision| seen.insert(*revision)).collect();
-        let places = self.leaves.iter().zip(0..).map(|(leaf, index)| (leaf.revision, index));
-        let by_revision: HashMap<Revision, usize> = places.collect();
+        let wanted: Vec<&Revision> = wanted.iter().filter(|revision| seen.insert(*revision)).collect();
+        let places = self.leaves.iter().zip(0..).map(|(leaf, index)| (&leaf.revision, index));
+        let by_revision: HashMap<&Revision, usize> = places.collect();
         // For each wanted revision the leaves that no earlier one matches, and whether it is known.
         let mut found: Vec<Vec<usize>> = vec![Vec::new(); wanted.len()];
         let mut known = vec![false; wanted.len()];
         let mut first = vec![usize::MAX; self.leaves.len()];
-        let mut inner: HashMap<Revision, usize> = HashMap::new();
+        // By generation and id.
+        let mut inner: HashMap<(u32, &RevisionId), usize> = HashMap::new();
         for (place, revision) in wanted.iter().enumerate() {
             if let Some(&leaf) = by_revision.get(revision) {
                 (first[leaf], known[place]) = (place, true);
             } else if latest {
-                inner.insert(*revision, place);
+                inner.insert((revision.generation, &revision.id), place);
             }
         }
-        let mut generations: Vec<u32> = inner.keys().map(|revision| revision.generation).collect();
+        let mut generations: Vec<u32> = inner.keys().map(|(generation, _)| *generation).collect();
         generations.sort_unstable();
         generations.dedup();
         if let Some(&oldest) = generations.first() {
@@ -105,8 +105,7 @@ impl Leaves {
                 let mut leaf = leaf.clone();
                 leaf.complete_path(self.snapshot.store(), &self.id, oldest).await?;
                 for &generation in generations.iter().take_while(|one| **one < leaf.revision.generation) {
-                    let hash = leaf.ancestor(generation);
-                    let place = hash.and_then(|hash| inner.get(&Revision { generation, hash }));
+                    let place = leaf.ancestor(generation).and_then(|id| inner.get(&(generation, id)));
                     if let Some(&place) = place {
                         *first = place.min(*first);
                         known[place] = true;
@@ -121,7 +120,7 @@ impl Leaves {
         for ((revision, leaves), known) in wanted.into_iter().zip(found).zip(known) {
             match known {
                 true => matched.extend(leaves.into_iter().map(Matched::Leaf)),
-                false => matched.push(Matched::Missing(revision)),
+                false => matched.push(Matched::Missing(revision.clone())),
             }
         }
         Ok(matched)
@@ -137,15 +136,15 @@ impl Leaves {
             Some(value) if index == 0 => self.snapshot.body_of(&self.id, &value.clone()?).await?,
             _ => self.snapshot.read_body(&self.id, leaf.location()).await?,
         };
-        let (id, revision, deleted) = (self.id.clone(), leaf.revision, leaf.deleted);
+        let (id, revision, deleted) = (self.id.clone(), leaf.revision.clone(), leaf.deleted);
         Ok(Document { id, revision, deleted, body, attachments })
     }
 
-    /// The hashes from a leaf back to its oldest known ancestor, up to the database's limit.
+    /// The ids from a leaf back to its oldest known ancestor, up to the database's limit.
     ///
     /// # Errors
     /// `Internal`.
-    pub async fn history(&self, index: usize) -> Result<Vec<Hash>> {
+    pub async fn history(&self, index: usize) -> Result<Vec<RevisionId>> {
         let mut leaf = self.leaf(index)?.clone();
         leaf.limit_path(self.snapshot.store(), &self.id, self.snapshot.revs_limit()).await?;
         Ok(leaf.path)

@@ -36,13 +36,12 @@ impl Database {
     /// Whether an edit will probably be stored, judging by the persisted state; the update itself decides by
     /// the accepted state.
     async fn expects(&self, edit: &Edit, replicated: bool) -> Result<bool> {
-        if edit.foreign_revision.is_some() {
-            return Ok(false);
-        }
         let (snapshot, id) = (self.snapshot(), edit.id.as_str());
-        let expects = match edit.revision {
-            Some(revision) if replicated => !snapshot.missing(id, &[revision], 0).await?.0.is_empty(),
-            Some(revision) => snapshot.leaves(id).await?.iter().any(|leaf| leaf.revision == revision),
+        let expects = match &edit.revision {
+            Some(revision) if replicated => {
+                !snapshot.missing(id, std::slice::from_ref(revision)).await?.0.is_empty()
+            }
+            Some(revision) => snapshot.leaves(id).await?.iter().any(|leaf| leaf.revision == *revision),
             None => snapshot.find(id).await?.is_none_or(|summary| summary.deleted),
         };
         Ok(expects)

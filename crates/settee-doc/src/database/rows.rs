@@ -17,7 +17,7 @@ pub struct Rows {
 }
 
 /// A document in a scan, from the index.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Row<'a> {
     /// The document's id.
     pub id: &'a str,

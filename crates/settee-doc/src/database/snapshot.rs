@@ -23,7 +23,7 @@ use crate::documents::leaf_value::{
     ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table,
 };
 use crate::documents::rev_tree;
-use crate::documents::{Document, Hash, Revision};
+use crate::documents::{Document, Revision, RevisionId};
 use crate::{Error, Result};
 
 /// Statistics of the documents whose ids have a common prefix.
@@ -124,10 +124,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// `NotFound`, "missing", if there is none; `Internal`.
-    pub async fn revision(&self, id: &str, revision: Revision, latest: bool) -> Result<Vec<Document>> {
+    pub async fn revision(&self, id: &str, revision: &Revision, latest: bool) -> Result<Vec<Document>> {
         let mut found = Vec::new();
         for mut leaf in rev_tree::leaves(&self.store, id).await? {
-            if leaf.revision != revision {
+            if leaf.revision != *revision {
                 if !latest {
                     continue;
                 }
@@ -152,12 +152,12 @@ impl Snapshot {
         Ok(leaves.into_iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted }).collect())
     }
 
-    /// The hashes from `revision` back to its oldest known ancestor; the path from the leaf is limited to the
+    /// The ids from `revision` back to its oldest known ancestor; the path from the leaf is limited to the
     /// database's limit.
     ///
     /// # Errors
     /// `NotFound` if the tree doesn't have it; `Internal`.
-    pub async fn history(&self, id: &str, revision: Revision) -> Result<Vec<Hash>> {
+    pub async fn history(&self, id: &str, revision: &Revision) -> Result<Vec<RevisionId>> {
         for mut leaf in rev_tree::leaves(&self.store, id).await? {
             leaf.limit_path(&self.store, id, self.revs_limit).await?;
             if leaf.descends_from(revision) {
@@ -167,17 +167,12 @@ impl Snapshot {
         Err(Error::missing())
     }
 
-    /// Those of `revisions` that the tree doesn't have, and the leaves that may be ancestors of them or of a
-    /// foreign revision of generation `newest_foreign` (`_revs_diff`).
+    /// Those of `revisions` that the tree doesn't have, and the leaves that may be ancestors of them
+    /// (`_revs_diff`).
     ///
     /// # Errors
     /// `Internal`.
-    pub async fn missing(
-        &self,
-        id: &str,
-        revisions: &[Revision],
-        newest_foreign: u32,
-    ) -> Result<(Vec<Revision>, Vec<Revision>)> {
+    pub async fn missing(&self, id: &str, revisions: &[Revision]) -> Result<(Vec<Revision>, Vec<Revision>)> {
         let mut leaves = rev_tree::leaves(&self.store, id).await?;
         let mut missing = revisions.to_vec();
         remove_known(&mut missing, &leaves);
@@ -187,10 +182,9 @@ impl Snapshot {
             }
             remove_known(&mut missing, &leaves);
         }
-        let newest =
-            missing.iter().map(|revision| revision.generation).max().unwrap_or(0).max(newest_foreign);
+        let newest = missing.iter().map(|revision| revision.generation).max().unwrap_or(0);
         let ancestors =
-            leaves.iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
+            leaves.into_iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
         Ok((missing, ancestors))
     }
 
@@ -340,7 +334,7 @@ impl Snapshot {
 
 /// Removes the revisions that are on the path of a leaf, as far as it was read.
 fn remove_known(revisions: &mut Vec<Revision>, leaves: &[rev_tree::TreeLeaf]) {
-    let mut unknown: HashSet<Revision> = revisions.iter().copied().collect();
+    let mut unknown: HashSet<Revision> = revisions.iter().cloned().collect();
     let mut generations: Vec<u32> = unknown.iter().map(|revision| revision.generation).collect();
     generations.sort_unstable();
     generations.dedup();
@@ -350,8 +344,8 @@ fn remove_known(revisions: &mut Vec<Revision>, leaves: &[rev_tree::TreeLeaf]) {
         let oldest = u64::from(newest) + 1 - leaf.path.len() as u64;
         let start = generations.partition_point(|generation| u64::from(*generation) < oldest);
         for &generation in generations[start..].iter().take_while(|generation| **generation <= newest) {
-            if let Some(hash) = leaf.ancestor(generation) {
-                unknown.remove(&Revision { generation, hash });
+            if let Some(id) = leaf.ancestor(generation) {
+                unknown.remove(&Revision { generation, id: id.clone() });
             }
         }
     }
@@ -373,8 +367,8 @@ mod tests {
             hash[..4].copy_from_slice(&generation.to_le_bytes());
             hash
         };
-        let path: Vec<Hash> = (generation + 1 - count..=generation).rev().map(hash).collect();
-        rev_tree::TreeLeaf::bare(generation, path)
+        let path = (generation + 1 - count..=generation).rev().map(|generation| hash(generation).into());
+        rev_tree::TreeLeaf::bare(generation, path.collect())
     }
 
     #[test]
@@ -385,13 +379,13 @@ mod tests {
             for digit in 0..6 {
                 let mut hash = [digit; 16];
                 hash[..4].copy_from_slice(&generation.to_le_bytes());
-                revisions.push(Revision { generation, hash });
+                revisions.push(Revision { generation, id: hash.into() });
             }
         }
         let expected: Vec<Revision> = revisions
             .iter()
-            .copied()
-            .filter(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)))
+            .filter(|revision| !leaves.iter().any(|leaf| leaf.descends_from(revision)))
+            .cloned()
             .collect();
         assert!(expected.len() < revisions.len());
         remove_known(&mut revisions, &leaves);

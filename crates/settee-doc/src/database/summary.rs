@@ -7,7 +7,7 @@ use crate::documents::Revision;
 use crate::documents::keys::LeafMeta;
 
 /// A document's entry in the index: its winning leaf.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// The winning revision.
     pub revision: Revision,
@@ -20,7 +20,7 @@ pub struct Summary {
 }
 
 /// A leaf of a document's revision tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leaf {
     /// Its revision.
     pub revision: Revision,
@@ -60,6 +60,6 @@ impl From<Entry> for FoundLeaf {
 pub(super) fn row(meta: &[u8], location: Location) -> Result<(Summary, BodyRef)> {
     let meta = LeafMeta::decode(meta)?;
     let (deleted, has_conflicts) = (meta.deleted(), meta.has_conflicts());
-    let summary = Summary { revision: meta.revision, deleted, has_conflicts, seq: Seq(location.seq) };
-    Ok((summary, BodyRef { location, out_of_line_bytes: meta.out_of_line_bytes }))
+    let body = BodyRef { location, out_of_line_bytes: meta.out_of_line_bytes };
+    Ok((Summary { revision: meta.revision, deleted, has_conflicts, seq: Seq(location.seq) }, body))
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::revision::{Hash, Revision, write_hash};
+use super::revision::{Revision, RevisionId};
 use crate::attachments::Attachment;
 use crate::json::write_json_string;
 
@@ -24,8 +24,8 @@ pub struct Document {
 /// Optional members of a document's JSON text. Empty ones are left out.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// `_revisions`: the hashes from the document's revision back to its oldest known ancestor.
-    pub revisions: Option<Vec<Hash>>,
+    /// `_revisions`: the ids from the document's revision back to its oldest known ancestor.
+    pub revisions: Option<Vec<RevisionId>>,
     /// `_conflicts`: the leaves that lost, not deleted.
     pub conflicts: Vec<Revision>,
     /// `_deleted_conflicts`: the deleted leaves that lost.
@@ -63,9 +63,8 @@ impl Document {
         out.reserve(self.body.len() + self.id.len() + 64);
         out.extend_from_slice(b"{\"_id\":");
         write_json_string(&self.id, out);
-        out.extend_from_slice(b",\"_rev\":\"");
-        self.revision.write(out);
-        out.push(b'"');
+        out.extend_from_slice(b",\"_rev\":");
+        self.revision.write_json(out);
         if self.deleted {
             out.extend_from_slice(b",\"_deleted\":true");
         }
@@ -82,15 +81,11 @@ impl Document {
     }
 
     fn write_extras(&self, extras: &Extras, out: &mut Vec<u8>) {
-        if let Some(hashes) = &extras.revisions {
+        if let Some(ids) = &extras.revisions {
             out.extend_from_slice(b",\"_revisions\":{\"start\":");
             out.extend_from_slice(itoa::Buffer::new().format(self.revision.generation).as_bytes());
             out.extend_from_slice(b",\"ids\":");
-            write_list(hashes, out, |hash, out| {
-                out.push(b'"');
-                write_hash(hash, out);
-                out.push(b'"');
-            });
+            write_list(ids, out, RevisionId::write_json);
             out.push(b'}');
         }
         for (name, revisions) in
@@ -98,14 +93,14 @@ impl Document {
         {
             if !revisions.is_empty() {
                 write_member(name, out);
-                write_list(revisions, out, write_revision);
+                write_list(revisions, out, Revision::write_json);
             }
         }
         if !extras.revs_info.is_empty() {
             write_member("_revs_info", out);
             write_list(&extras.revs_info, out, |(revision, status), out| {
                 out.extend_from_slice(b"{\"rev\":");
-                write_revision(revision, out);
+                revision.write_json(out);
                 out.extend_from_slice(b",\"status\":");
                 write_json_string(status, out);
                 out.push(b'}');
@@ -122,12 +117,6 @@ fn write_member(name: &str, out: &mut Vec<u8>) {
     out.push(b',');
     write_json_string(name, out);
     out.push(b':');
-}
-
-fn write_revision(revision: &Revision, out: &mut Vec<u8>) {
-    out.push(b'"');
-    revision.write(out);
-    out.push(b'"');
 }
 
 fn write_list<T>(items: &[T], out: &mut Vec<u8>, write: impl Fn(&T, &mut Vec<u8>)) {

@@ -15,13 +15,10 @@ use settee_store::Value;
 use super::document::Document;
 use super::id::{ID_SIZE_MAX, check_document_id};
 use super::leaf_value::{DOCUMENT_BYTES_LIMIT, ENCODING_PLAIN};
-use super::revision::{Hash, Revision, parse_hash};
+use super::revision::{Revision, RevisionId};
 use crate::attachments::{Attachment, Content, Following, NewAttachment, Upload, parse_digest};
 use crate::json::{self, JsonError, write_json_string};
 use crate::{Error, ErrorKind, Result};
-
-/// Longest text of a revision in bytes, of Settee's form or another.
-const REVISION_SIZE_MAX: usize = 8_000;
 
 /// Members that CouchDB's replicator writes into its documents; stored like ordinary members.
 const REPLICATOR_MEMBERS: [&str; 5] = [
@@ -64,13 +61,10 @@ pub struct Edit {
     pub id: String,
     /// `_rev`: the revision that an interactive edit replaces, or the revision itself of a replicated edit.
     pub revision: Option<Revision>,
-    /// The revision's text if its hash, or one in `_revisions`, has another form than Settee's. Without a
-    /// `revision` the edit names a revision that no document has; a replicated one is refused.
-    pub foreign_revision: Option<String>,
     /// The N of `_rev` of a local document, `0-N`.
     pub local_revision: Option<u64>,
-    /// `_revisions`: the hashes from the revision itself back to its oldest known ancestor.
-    pub history: Vec<Hash>,
+    /// `_revisions`: the ids from the revision itself back to its oldest known ancestor.
+    pub history: Vec<RevisionId>,
     /// Whether it deletes the document.
     pub deleted: bool,
     /// All attachments of the new revision; attachments of the old one that aren't listed are removed.
@@ -96,7 +90,8 @@ impl Edit {
         Edit::parse_within(json, options, &mut |_| Ok::<(), Error>(()))
     }
 
-    /// As [`Edit::parse`]; calls `charge` with the number of bytes before it allocates them for attachments.
+    /// As [`Edit::parse`]; calls `charge` with the number of bytes before it allocates them for attachments
+    /// and ancestors.
     /// Besides these, the edit allocates its body, which is no longer than `json` and `document_bytes_max`,
     /// and one string while it is parsed.
     ///
@@ -154,7 +149,6 @@ impl Edit {
         Edit {
             id: id.into(),
             revision,
-            foreign_revision: None,
             local_revision: None,
             history: Vec::new(),
             deleted: true,
@@ -186,7 +180,7 @@ impl Edit {
             attachments: document.attachments.iter().map(keep).collect(),
             digest: *blake3::hash(&document.body).as_bytes(),
             stored: Value::new(stored.into()),
-            ..Edit::delete(&document.id, Some(document.revision))
+            ..Edit::delete(&document.id, Some(document.revision.clone()))
         }
     }
 
@@ -219,24 +213,19 @@ impl Edit {
                 self.id = id.into_owned();
             }
             "_rev" => {
-                let text = json::string(value).filter(|text| text.len() <= REVISION_SIZE_MAX);
-                let text = text.ok_or_else(|| Error::bad_request("Invalid rev format"))?;
+                let text = json::string(value).ok_or_else(|| Error::bad_request("Invalid rev format"))?;
                 // `_revisions` has precedence, before or behind `_rev`.
-                let is_known = !self.history.is_empty()
-                    || self.foreign_revision.is_some()
-                    || self.local_revision.is_some();
-                if !is_known {
-                    self.local_revision = parse_local_revision(&text);
-                }
-                if !is_known && self.local_revision.is_none() {
-                    self.revision = Revision::parse_any(&text)?;
-                    self.foreign_revision = self.revision.is_none().then(|| text.into_owned());
+                if self.revision.is_none() && self.local_revision.is_none() {
+                    match parse_local_revision(&text) {
+                        Some(number) => self.local_revision = Some(number),
+                        None => self.revision = Some(text.parse()?),
+                    }
                 }
             }
             "_deleted" => {
                 self.deleted = serde_json::from_str(value.get()).map_err(|_| json::bad_member(name))?;
             }
-            "_revisions" => self.take_revisions(value)?,
+            "_revisions" => self.take_revisions(value, charge)?,
             "_attachments" => self.attachments = parse_attachments(value, charge)?,
             // Members that a read adds are ignored by a write.
             "_revs_info" | "_local_seq" | "_conflicts" | "_deleted_conflicts" => {}
@@ -245,7 +234,11 @@ impl Edit {
         Ok(())
     }
 
-    fn take_revisions(&mut self, value: &RawValue) -> Result<()> {
+    fn take_revisions<E: From<Error>>(
+        &mut self,
+        value: &RawValue,
+        charge: &mut dyn FnMut(usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         #[derive(Deserialize)]
         struct Revisions<'a> {
             start: u32,
@@ -255,41 +248,46 @@ impl Edit {
 
         let bad = |reason: &str| Error::new(ErrorKind::DocValidation, reason);
         let malformed = || bad("_revisions must have a start and ids");
-        let no_hex = || bad("RevId isn't a valid hexadecimal");
         let Revisions { start, ids } = serde_json::from_str(value.get()).map_err(|_| malformed())?;
-        let (mut count, mut named) = (0_usize, None);
-        let read = json::each_json_element(ids.get().as_bytes(), |id| -> Result<()> {
-            // No escapes: no hash has any.
-            let id: &str = serde_json::from_str(id.get()).map_err(|_| malformed())?;
+        let refused = |error: JsonError<E>| match error {
+            JsonError::Refused(error) => error,
+            JsonError::OtherKind | JsonError::Syntax => malformed().into(),
+        };
+        // Counted first: as a vector grows, the allocator keeps the smaller ones.
+        let mut count = 0;
+        let counted = json::each_json_element(ids.get().as_bytes(), |_| {
             count += 1;
-            if count == 1 && id.len() <= REVISION_SIZE_MAX {
-                named = Some(format!("{start}-{id}"));
-            }
-            // Hashes behind a foreign one are ignored.
-            if self.history.len() + 1 == count && id.len() == 32 {
-                let hash = parse_hash(id).or_else(|_| parse_hash(&id.to_ascii_lowercase()));
-                self.history.push(hash.map_err(|_| no_hex())?);
-            }
             Ok(())
         });
-        read.map_err(|error| match error {
-            JsonError::Refused(error) => error,
-            JsonError::OtherKind | JsonError::Syntax => malformed(),
-        })?;
+        counted.map_err(refused)?;
+        charge(count * ANCESTOR_BYTES)?;
+        let mut history: Vec<RevisionId> = Vec::with_capacity(count);
+        let read = json::each_json_element(ids.get().as_bytes(), |id| -> Result<(), E> {
+            let text = json::string(id).ok_or_else(malformed)?;
+            let id = RevisionId::parse(&text).map_err(|error| match text.len() {
+                32 => bad("RevId isn't a valid hexadecimal"),
+                _ => error,
+            })?;
+            if id.heap_bytes() > 0 {
+                charge(ALLOCATION_BYTES + id.heap_bytes())?;
+            }
+            history.push(id);
+            Ok(())
+        });
+        read.map_err(refused)?;
         if start == 0 {
-            // A local document: its only id is a number.
-            (self.revision, self.history) = (None, Vec::new());
-            self.local_revision = named.as_deref().and_then(parse_local_revision);
-            self.foreign_revision = named.filter(|_| self.local_revision.is_none());
+            // A local document: its first id is a number.
+            let revision = history.into_iter().next().map(|id| Revision { generation: 0, id });
+            self.local_revision = revision.as_ref().and_then(|one| parse_local_revision(&one.to_string()));
+            self.revision = revision.filter(|_| self.local_revision.is_none());
             return Ok(());
         }
         if count == 0 || count > start as usize {
-            return Err(bad("_revisions.ids must have between one and start members"));
+            return Err(bad("_revisions.ids must have between one and start members").into());
         }
         self.local_revision = None;
-        let named = named.ok_or_else(no_hex)?;
-        self.revision = Revision::parse_any(&named).map_err(|_| no_hex())?;
-        self.foreign_revision = (self.history.len() < count).then_some(named);
+        self.revision = Some(Revision { generation: start, id: history[0].clone() });
+        self.history = history;
         Ok(())
     }
 }
@@ -324,6 +322,12 @@ pub(crate) const ATTACHMENTS_MAX: usize = 100_000;
 /// Memory of an attachment besides its name and its members: its entries in the vector and in the set of
 /// names, both of which double as they grow, and its allocations.
 const ATTACHMENT_BYTES: usize = 3 * (size_of::<NewAttachment>() + size_of::<Cow<'_, str>>()) + 64;
+
+/// Memory of an ancestor besides its text: its entries in the edit, and in the update's path and its copy.
+const ANCESTOR_BYTES: usize = 3 * size_of::<RevisionId>();
+
+/// Most bytes that an allocation takes besides its content.
+const ALLOCATION_BYTES: usize = 32;
 
 /// Parses `_attachments`.
 fn parse_attachments<E: From<Error>>(

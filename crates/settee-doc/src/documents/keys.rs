@@ -3,27 +3,28 @@
 //! | key | meta | value |
 //! |---|---|---|
 //! | `d` id | the winning leaf | its body |
-//! | `c` id-size id generation hash | another leaf | its body |
-//! | `p` id-size id generation hash | hash count | the hashes of that revision's ancestors |
+//! | `c` id-size id revision | another leaf | its body |
+//! | `p` id-size id revision | count | the ids of that revision's ancestors |
 //! | `a` id-size id upload number | | a chunk of an attachment, or of an out-of-line body |
 //! | `u` id-size id upload | | an upload intent: no leaf refers to these chunks yet |
 //! | `l` id | the local document's revision number | its body |
 //! | `s` name | a number | a setting or counter of the database |
 //! | `g` number | | a purge info: the document and revisions of that purge |
 //!
-//! A leaf's meta carries its path back to the last generation that is a multiple of [`PATH_CHUNK_COUNT`]; the
-//! rest of the path is stored in chunks of that many hashes, each under the revision whose ancestors it
-//! lists. So the size of an update doesn't grow with the document's history, and leaves that share ancestors
-//! share their chunks. The formats are specified in `docs/format.md`.
+//! A revision in a key is its generation and the bytes of its id, at the key's end.
+//!
+//! A leaf's meta carries its path back to the last generation that is a multiple of `PATH_CHUNK_COUNT`; the
+//! rest of the path is stored in chunks of that many ids, each under the revision whose ancestors it lists.
+//! So the size of an update doesn't grow with the document's history, and leaves that share ancestors share
+//! their chunks. `path` encodes the ids. The formats are specified in `docs/format.md`.
 
-use settee_store::Aggregates;
+use settee_store::{Aggregates, KEY_SIZE_MAX};
 
-use super::revision::{Hash, Revision};
+use super::id::ID_SIZE_MAX;
+use super::path::{LEAF_HEADER_SIZE_MAX, decode_ids, encode_ids, encoded_size, has_texts, is_cut, tail};
+use super::revision::{HASH_SIZE, REVISION_ID_SIZE_MAX, Revision, RevisionId};
 use crate::attachments::UploadId;
 use crate::{Error, Result};
-
-/// Hashes in a chunk of a revision path.
-pub(crate) const PATH_CHUNK_COUNT: u32 = 16;
 
 /// Index of the aggregate that counts documents which aren't deleted.
 pub(crate) const AGGREGATE_DOCUMENTS: usize = 0;
@@ -50,12 +51,24 @@ const FLAG_DELETED: u8 = 1;
 const FLAG_CONFLICTS: u8 = 2;
 const FLAG_ATTACHMENTS: u8 = 4;
 const FLAG_OUT_OF_LINE: u8 = 8;
+/// The ids are stored with their sizes.
+const FLAG_TEXTS: u8 = 16;
+/// The tail is cut: the leaf's ancestors are in the path chunk of the leaf itself.
+const FLAG_CUT: u8 = 32;
 
-/// Bytes of a leaf's meta before its hashes, without the size of an out-of-line body.
+/// Bytes of a leaf's meta before its ids, without the size of an out-of-line body.
 const META_HEADER_SIZE: usize = 5;
 /// Bytes of the size of an out-of-line body in a leaf's meta.
 const OUT_OF_LINE_SIZE: usize = 4;
-const HASH_SIZE: usize = 16;
+const _: () = assert!(META_HEADER_SIZE + OUT_OF_LINE_SIZE == LEAF_HEADER_SIZE_MAX);
+
+/// Bytes of the size of an id in a key.
+const ID_SIZE_BYTES: usize = 2;
+/// Bytes of a generation in a key.
+const GENERATION_BYTES: usize = 4;
+
+const _: () =
+    assert!(1 + ID_SIZE_BYTES + ID_SIZE_MAX + GENERATION_BYTES + REVISION_ID_SIZE_MAX <= KEY_SIZE_MAX);
 
 pub(crate) fn document_key(id: &str) -> Vec<u8> {
     plain_key(DOCUMENT, id)
@@ -84,9 +97,7 @@ pub(crate) fn describe(key: &[u8]) -> String {
     let sized = || {
         let (size, rest) = rest.split_first_chunk::<2>()?;
         let (id, rest) = rest.split_at_checked(u16::from_be_bytes(*size).into())?;
-        let (generation, hash) = rest.split_first_chunk::<4>()?;
-        let hash = hash.try_into().ok()?;
-        Some((text(id), Revision { generation: u32::from_be_bytes(*generation), hash }))
+        Some((text(id), decode_revision(rest)?))
     };
     match kind {
         DOCUMENT => format!("document {:?}", text(rest)),
@@ -168,12 +179,12 @@ pub(crate) fn conflict_prefix(id: &str) -> Vec<u8> {
     sized_key(CONFLICT, id)
 }
 
-pub(crate) fn conflict_key(id: &str, revision: Revision) -> Vec<u8> {
+pub(crate) fn conflict_key(id: &str, revision: &Revision) -> Vec<u8> {
     revision_key(CONFLICT, id, revision)
 }
 
 /// The key of the chunk that holds the ancestors of `revision`.
-pub(crate) fn path_key(id: &str, revision: Revision) -> Vec<u8> {
+pub(crate) fn path_key(id: &str, revision: &Revision) -> Vec<u8> {
     revision_key(PATH, id, revision)
 }
 
@@ -184,62 +195,58 @@ pub(crate) fn path_prefix(id: &str) -> Vec<u8> {
 
 /// The revision in a key that begins with [`path_prefix`].
 pub(crate) fn decode_path_key(key: &[u8], prefix: &[u8]) -> Result<Revision> {
-    let (generation, hash) = key[prefix.len()..]
-        .split_first_chunk::<4>()
-        .ok_or_else(|| Error::damaged("the key of a chunk of a revision path is too short"))?;
-    let hash =
-        hash.try_into().map_err(|_| Error::damaged("the key of a chunk of a revision path is truncated"))?;
-    Ok(Revision { generation: u32::from_be_bytes(*generation), hash })
+    decode_revision(&key[prefix.len()..])
+        .ok_or_else(|| Error::damaged("the key of a chunk of a revision path is malformed"))
 }
 
-fn revision_key(kind: u8, id: &str, revision: Revision) -> Vec<u8> {
+/// The revision at the end of a key.
+fn decode_revision(bytes: &[u8]) -> Option<Revision> {
+    let (generation, id) = bytes.split_first_chunk::<GENERATION_BYTES>()?;
+    Some(Revision { generation: u32::from_be_bytes(*generation), id: RevisionId::from_bytes(id)? })
+}
+
+fn revision_key(kind: u8, id: &str, revision: &Revision) -> Vec<u8> {
     let mut key = sized_key(kind, id);
     key.extend_from_slice(&revision.generation.to_be_bytes());
-    key.extend_from_slice(&revision.hash);
+    key.extend_from_slice(revision.id.as_bytes());
     key
 }
 
 fn sized_key(kind: u8, id: &str) -> Vec<u8> {
-    let mut key = Vec::with_capacity(3 + id.len() + 20);
+    let mut key = Vec::with_capacity(1 + ID_SIZE_BYTES + id.len() + GENERATION_BYTES + HASH_SIZE);
     key.push(kind);
     key.extend_from_slice(&(id.len() as u16).to_be_bytes());
     key.extend_from_slice(id.as_bytes());
     key
 }
 
-/// The last generation before `generation` that is a multiple of [`PATH_CHUNK_COUNT`]; 0 precedes the first.
-pub(crate) fn chunk_boundary(generation: u32) -> u32 {
-    (generation - 1) / PATH_CHUNK_COUNT * PATH_CHUNK_COUNT
-}
-
 /// A leaf's meta in the index.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct LeafMeta<'a> {
     flags: u8,
     pub revision: Revision,
     /// Bytes of its out-of-line body; 0 if the body is inline.
     pub out_of_line_bytes: u32,
-    hashes: &'a [u8],
+    ids: &'a [u8],
 }
 
 impl<'a> LeafMeta<'a> {
     pub(crate) fn decode(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
-        let is_out_of_line = meta.first().is_some_and(|flags| flags & FLAG_OUT_OF_LINE != 0);
+        let flags = meta.first().copied().unwrap_or_default();
+        let is_out_of_line = flags & FLAG_OUT_OF_LINE != 0;
         let header_size = META_HEADER_SIZE + if is_out_of_line { OUT_OF_LINE_SIZE } else { 0 };
-        let hashes = meta.get(header_size..).unwrap_or_default();
-        if hashes.is_empty() || !hashes.len().is_multiple_of(HASH_SIZE) {
-            return Err(Error::damaged("a leaf's meta has a wrong size"));
-        }
-        let generation = u32::from_le_bytes(meta[1..5].try_into().expect("4 bytes"));
-        if generation == 0 || hashes.len() / HASH_SIZE > generation as usize {
+        let ids = meta.get(header_size..).filter(|ids| !ids.is_empty());
+        let ids = ids.ok_or_else(|| Error::damaged("a leaf's meta has a wrong size"))?;
+        let generation = u32::from_le_bytes(meta[1..META_HEADER_SIZE].try_into().expect("4 bytes"));
+        let (id, count) = own_id(ids, flags & FLAG_TEXTS != 0)?;
+        if generation == 0 || count > generation as usize {
             return Err(Error::damaged("a leaf's meta has more ancestors than generations"));
         }
-        let hash = hashes[..HASH_SIZE].try_into().expect("16 bytes");
         let out_of_line_bytes = match is_out_of_line {
             true => u32::from_le_bytes(meta[META_HEADER_SIZE..header_size].try_into().expect("4 bytes")),
             false => 0,
         };
-        Ok(LeafMeta { flags: meta[0], revision: Revision { generation, hash }, out_of_line_bytes, hashes })
+        Ok(LeafMeta { flags, revision: Revision { generation, id }, out_of_line_bytes, ids })
     }
 
     pub(crate) fn deleted(&self) -> bool {
@@ -256,41 +263,67 @@ impl<'a> LeafMeta<'a> {
         self.flags & FLAG_ATTACHMENTS != 0
     }
 
-    /// The path from the leaf itself back to its chunk boundary, or as far as it is known.
-    pub(crate) fn tail(&self) -> Vec<Hash> {
-        hashes(self.hashes)
+    /// Whether the ancestors are in the path chunk of the leaf itself.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.flags & FLAG_CUT != 0
+    }
+
+    /// The path from the leaf itself back to its chunk boundary, or as far as it is known; only the leaf
+    /// itself if it is cut.
+    pub(crate) fn tail(&self) -> Vec<RevisionId> {
+        // `decode` has checked them.
+        decode_ids(self.ids, self.flags & FLAG_TEXTS != 0).flatten().collect()
     }
 }
 
-/// Encodes a leaf's meta; `path` begins with the leaf's own hash and may go back further than the meta holds.
+/// The first of the encoded ids, and their number.
+fn own_id(ids: &[u8], has_texts: bool) -> Result<(RevisionId, usize)> {
+    let damaged = || Error::damaged("a leaf's meta has a malformed path");
+    if !has_texts {
+        let (own, _) = ids.split_first_chunk::<HASH_SIZE>().ok_or_else(damaged)?;
+        return match ids.len().is_multiple_of(HASH_SIZE) {
+            true => Ok(((*own).into(), ids.len() / HASH_SIZE)),
+            false => Err(damaged()),
+        };
+    }
+    let (mut own, mut count) = (None, 0);
+    for id in decode_ids(ids, true) {
+        let id = id.ok_or_else(damaged)?;
+        own.get_or_insert(id);
+        count += 1;
+    }
+    Ok((own.ok_or_else(damaged)?, count))
+}
+
+/// Encodes a leaf's meta; `path` begins with the leaf's own id and may go back further than the meta holds.
 pub(crate) fn encode_leaf_meta(
     generation: u32,
-    path: &[Hash],
+    path: &[RevisionId],
     deleted: bool,
     has_conflicts: bool,
     has_attachments: bool,
     out_of_line_bytes: u32,
 ) -> Vec<u8> {
-    let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
-    let mut meta = Vec::with_capacity(META_HEADER_SIZE + OUT_OF_LINE_SIZE + count * HASH_SIZE);
+    let tail = tail(generation, path);
+    let is_cut = is_cut(tail);
+    let ids = if is_cut { &tail[..1] } else { tail };
+    let has_texts = has_texts(ids);
+    let mut meta = Vec::with_capacity(LEAF_HEADER_SIZE_MAX + encoded_size(ids, has_texts));
     let flags = [
         (deleted, FLAG_DELETED),
         (has_conflicts, FLAG_CONFLICTS),
         (has_attachments, FLAG_ATTACHMENTS),
         (out_of_line_bytes > 0, FLAG_OUT_OF_LINE),
+        (has_texts, FLAG_TEXTS),
+        (is_cut, FLAG_CUT),
     ];
     meta.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum());
     meta.extend_from_slice(&generation.to_le_bytes());
     if out_of_line_bytes > 0 {
         meta.extend_from_slice(&out_of_line_bytes.to_le_bytes());
     }
-    meta.extend_from_slice(path[..count].as_flattened());
+    encode_ids(ids, has_texts, &mut meta);
     meta
-}
-
-/// The hashes stored one after another in `bytes`.
-pub(crate) fn hashes(bytes: &[u8]) -> Vec<Hash> {
-    bytes.as_chunks::<HASH_SIZE>().0.to_vec()
 }
 
 /// A leaf's meta without the flag for a table of uploads.
@@ -304,15 +337,6 @@ pub(crate) fn without_attachments(meta: &[u8]) -> Vec<u8> {
 pub(crate) fn document_of_chunk(key: &[u8]) -> Option<String> {
     let (kind, rest) = key.split_first()?;
     decode_upload(rest).filter(|_| *kind == CHUNK).map(|(id, _)| id)
-}
-
-/// A chunk's meta: the number of its hashes.
-pub(crate) fn encode_chunk_meta(count: usize) -> [u8; 1] {
-    [u8::try_from(count).expect("a chunk is small")]
-}
-
-pub(crate) fn decode_chunk_meta(meta: &[u8]) -> usize {
-    meta.first().copied().map_or(0, usize::from)
 }
 
 /// The meta of a local document, or of a setting or counter.
@@ -335,3 +359,6 @@ pub(crate) fn aggregate(key: &[u8], meta: &[u8], length: u32) -> Aggregates {
     }
     aggregates
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,14 +5,16 @@
 //! Bytes: `docs/format.md`.
 
 use bytes::Bytes;
-use settee_store::{BATCH_SIZE_MAX, KEY_SIZE_MAX};
+use settee_store::{BATCH_SIZE_MAX, KEY_SIZE_MAX, META_SIZE_MAX};
 
 use crate::attachments::Attachment;
 use crate::{Error, Result};
 
 /// Upper limit of [`crate::Options::document_bytes_max`]: a batch must hold two documents of that size, when
 /// a leaf loses to another.
-pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - 4 * KEY_SIZE_MAX;
+pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - (32 << 10);
+const _: () =
+    assert!(2 * DOCUMENT_BYTES_LIMIT + 4 * (KEY_SIZE_MAX + META_SIZE_MAX) + (16 << 10) <= BATCH_SIZE_MAX);
 
 /// Encoding byte of a stored body: the body follows.
 pub(crate) const ENCODING_PLAIN: u8 = 0;

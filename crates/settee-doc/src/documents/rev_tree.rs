@@ -2,23 +2,21 @@
 //!
 //! A tree is represented by its leaves; each has its path back to the first revision, or as far as it is
 //! known. The winner is CouchDB's: not deleted before deleted, then the longer history, then the greater
-//! hash.
+//! id.
 //!
 //! Invariants:
 //! 1. No leaf is an ancestor of another.
-//! 2. A path begins with its leaf's hash and has no gaps.
+//! 2. A path begins with its leaf's id and has no gaps.
 
 use std::borrow::Cow;
 use std::ops::Bound;
 
 use settee_store::{Location, Snapshot as StoreSnapshot, Value};
 
-use super::keys::{
-    LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, decode_path_key, document_key, hashes,
-    path_key, path_prefix,
-};
+use super::keys::{LeafMeta, conflict_prefix, decode_path_key, document_key, path_key, path_prefix};
 use super::leaf_value::decode_table;
-use super::revision::{Hash, Revision};
+use super::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk, is_cut, tail};
+use super::revision::{HASH_SIZE, Revision, RevisionId};
 use crate::attachments::Attachment;
 use crate::{Error, Result};
 
@@ -36,8 +34,8 @@ pub(crate) enum LeafBody {
 pub(crate) struct TreeLeaf {
     pub revision: Revision,
     pub deleted: bool,
-    /// Its path, newest first, itself included: complete, or as far as its meta holds it.
-    pub path: Vec<Hash>,
+    /// Its path, newest first, itself included: complete, or its tail.
+    pub path: Vec<RevisionId>,
     pub body: LeafBody,
     /// Whether its value begins with a table of uploads.
     pub has_attachments: bool,
@@ -48,13 +46,28 @@ pub(crate) struct TreeLeaf {
 }
 
 impl TreeLeaf {
-    /// The leaf that a key's entry in the index describes.
-    pub(crate) fn stored(meta: &[u8], location: Location, stored_as_winner: bool) -> Result<TreeLeaf> {
+    /// The leaf that a key's entry in the index describes. Reads a path chunk if the leaf's tail is cut.
+    async fn stored(
+        snapshot: &StoreSnapshot,
+        id: &str,
+        meta: &[u8],
+        location: Location,
+        stored_as_winner: bool,
+    ) -> Result<TreeLeaf> {
         let meta = LeafMeta::decode(meta)?;
-        let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
-        let (has_attachments, out_of_line_bytes) = (meta.has_attachments(), meta.out_of_line_bytes);
-        let body = LeafBody::Stored(location);
-        Ok(TreeLeaf { revision, deleted, path, body, has_attachments, out_of_line_bytes, stored_as_winner })
+        let mut leaf = TreeLeaf {
+            revision: meta.revision.clone(),
+            deleted: meta.deleted(),
+            path: meta.tail(),
+            body: LeafBody::Stored(location),
+            has_attachments: meta.has_attachments(),
+            out_of_line_bytes: meta.out_of_line_bytes,
+            stored_as_winner,
+        };
+        if meta.is_cut() {
+            leaf.read_chunk(snapshot, id).await?;
+        }
+        Ok(leaf)
     }
 
     /// The location of its body.
@@ -70,9 +83,9 @@ impl TreeLeaf {
 
     /// A leaf without content whose path leads back from `generation`.
     #[cfg(test)]
-    pub(crate) fn bare(generation: u32, path: Vec<Hash>) -> TreeLeaf {
+    pub(crate) fn bare(generation: u32, path: Vec<RevisionId>) -> TreeLeaf {
         TreeLeaf {
-            revision: Revision { generation, hash: path[0] },
+            revision: Revision { generation, id: path[0].clone() },
             deleted: false,
             path,
             body: LeafBody::New(Value::new(bytes::Bytes::new()), Vec::new()),
@@ -105,25 +118,31 @@ impl TreeLeaf {
     }
 
     /// The winner is the leaf with the greatest rank.
-    pub(crate) fn rank(&self) -> (bool, Revision) {
-        (!self.deleted, self.revision)
+    pub(crate) fn rank(&self) -> (bool, &Revision) {
+        (!self.deleted, &self.revision)
     }
 
-    /// The hash of its ancestor of a generation, itself included, if the path holds it.
-    pub(crate) fn ancestor(&self, generation: u32) -> Option<Hash> {
+    /// The id of its ancestor of a generation, itself included, if the path holds it.
+    pub(crate) fn ancestor(&self, generation: u32) -> Option<&RevisionId> {
         let back = self.revision.generation.checked_sub(generation)?;
-        self.path.get(back as usize).copied()
+        self.path.get(back as usize)
     }
 
     /// Whether the path holds `revision`.
-    pub(crate) fn descends_from(&self, revision: Revision) -> bool {
-        self.ancestor(revision.generation) == Some(revision.hash)
+    pub(crate) fn descends_from(&self, revision: &Revision) -> bool {
+        self.ancestor(revision.generation) == Some(&revision.id)
+    }
+
+    /// The ancestors that are stored in a chunk under the leaf itself, since its tail is cut.
+    pub(crate) fn cut_ancestors(&self) -> Option<&[RevisionId]> {
+        let tail = tail(self.revision.generation, &self.path);
+        is_cut(tail).then(|| &tail[1..])
     }
 
     /// The oldest revision that the path holds.
     fn oldest(&self) -> Revision {
         let generation = self.revision.generation - (self.path.len() as u32 - 1);
-        Revision { generation, hash: *self.path.last().expect("a path has its leaf") }
+        Revision { generation, id: self.path.last().expect("a path has its leaf").clone() }
     }
 
     /// Reads more of the path from its chunks, back to `generation` or as far as it is known.
@@ -134,20 +153,28 @@ impl TreeLeaf {
         generation: u32,
     ) -> Result<()> {
         loop {
-            let oldest = self.oldest();
-            if oldest.generation <= generation || !oldest.generation.is_multiple_of(PATH_CHUNK_COUNT) {
+            let oldest = self.revision.generation - (self.path.len() as u32 - 1);
+            if oldest <= generation || !oldest.is_multiple_of(PATH_CHUNK_COUNT) {
                 return Ok(());
             }
-            let Some(chunk) = snapshot.get(&path_key(id, oldest)).await? else {
+            if !self.read_chunk(snapshot, id).await? {
                 return Ok(());
-            };
-            let record = snapshot.read(chunk.location).await?;
-            let ancestors = hashes(&record.value());
-            if ancestors.is_empty() || ancestors.len() > PATH_CHUNK_COUNT as usize {
-                return Err(Error::damaged("a chunk of a revision path has a wrong size"));
             }
-            self.path.extend(ancestors);
         }
+    }
+
+    /// Extends the path by the chunk of its oldest revision. Returns whether there is one.
+    async fn read_chunk(&mut self, snapshot: &StoreSnapshot, id: &str) -> Result<bool> {
+        let Some(chunk) = snapshot.get(&path_key(id, &self.oldest())).await? else {
+            return Ok(false);
+        };
+        let record = snapshot.read(chunk.location).await?;
+        let ancestors = decode_chunk(&chunk.meta, &record.value())?;
+        if ancestors.len() + self.path.len() > self.revision.generation as usize {
+            return Err(Error::damaged("a chunk of a revision path goes back before the first revision"));
+        }
+        self.path.extend(ancestors);
+        Ok(true)
     }
 
     /// Limits the path to the last `limit` revisions, and reads as many of them as are known.
@@ -160,13 +187,13 @@ impl TreeLeaf {
 
     /// The chunks of the part of the path that the leaf's meta doesn't hold, newest first: each with the
     /// revision whose ancestors it lists.
-    pub(crate) fn chunks(&self) -> impl Iterator<Item = (Revision, &[Hash])> {
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = (Revision, &[RevisionId])> {
         let mut boundary = chunk_boundary(self.revision.generation);
         std::iter::from_fn(move || {
             let back = (self.revision.generation - boundary) as usize;
-            let hash = *self.path.get(back).filter(|_| boundary > 0)?;
+            let id = self.path.get(back).filter(|_| boundary > 0)?.clone();
             let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + PATH_CHUNK_COUNT as usize)];
-            let chunk_revision = Revision { generation: boundary, hash };
+            let chunk_revision = Revision { generation: boundary, id };
             boundary -= PATH_CHUNK_COUNT;
             (!ancestors.is_empty()).then_some((chunk_revision, ancestors))
         })
@@ -180,7 +207,7 @@ pub(crate) fn needs_chunk(generation: u32, boundary: u32, limit: u32) -> bool {
 }
 
 /// The keys of the stored chunks, up to a generation, that no leaf needs if `limit` revisions of each path
-/// are kept. Reads as much of the paths as the decision needs.
+/// are kept, except chunks of cut tails. Reads as much of the paths as the decision needs.
 pub(crate) async fn unused_chunks(
     snapshot: &StoreSnapshot,
     id: &str,
@@ -191,16 +218,19 @@ pub(crate) async fn unused_chunks(
     let prefix = path_prefix(id);
     let mut end = prefix.clone();
     end.extend_from_slice(&up_to.to_be_bytes());
-    end.extend_from_slice(&[0xFF; 17]);
+    // Greater than any id: longer than a hash, and no text has such bytes.
+    end.extend_from_slice(&[0xFF; HASH_SIZE + 1]);
     let mut unused = Vec::new();
     let mut scan = snapshot.scan(Bound::Included(&prefix), Bound::Included(&end), false);
     while let Some(entry) = scan.next().await? {
         let revision = decode_path_key(entry.key, &prefix)?;
-        let mut is_needed = false;
+        // The chunk of a cut tail is removed with its leaf.
+        let mut is_needed = !revision.generation.is_multiple_of(PATH_CHUNK_COUNT)
+            || leaves.iter().any(|leaf| leaf.revision == revision && leaf.cut_ancestors().is_some());
         for leaf in leaves.iter_mut() {
             if needs_chunk(leaf.revision.generation, revision.generation, limit) {
                 leaf.complete_path(snapshot, id, revision.generation).await?;
-                is_needed |= leaf.descends_from(revision);
+                is_needed |= leaf.descends_from(&revision);
             }
         }
         if !is_needed {
@@ -211,7 +241,7 @@ pub(crate) async fn unused_chunks(
 }
 
 /// A document's leaves, the winner first and then in CouchDB's order; empty if the document never existed.
-/// Reads only the index.
+/// Reads only the index, and the chunks of cut tails.
 pub(crate) async fn leaves(snapshot: &StoreSnapshot, id: &str) -> Result<Vec<TreeLeaf>> {
     let Some(entry) = snapshot.get(&document_key(id)).await? else {
         return Ok(Vec::new());
@@ -226,17 +256,17 @@ pub(crate) async fn leaves_with(
     meta: &[u8],
     location: Location,
 ) -> Result<Vec<TreeLeaf>> {
-    let mut leaves = vec![TreeLeaf::stored(meta, location, true)?];
+    let mut leaves = vec![TreeLeaf::stored(snapshot, id, meta, location, true).await?];
     if LeafMeta::decode(meta)?.has_conflicts() {
         let prefix = conflict_prefix(id);
         let mut end = prefix.clone();
-        // Longer than any generation and hash: behind all keys with this prefix.
-        end.extend_from_slice(&[0xFF; 21]);
+        // Greater than any generation and id: longer than a hash, and no text has such bytes.
+        end.extend_from_slice(&[0xFF; 4 + HASH_SIZE + 1]);
         let mut scan = snapshot.scan(Bound::Excluded(&prefix), Bound::Excluded(&end), false);
         while let Some(entry) = scan.next().await? {
-            leaves.push(TreeLeaf::stored(entry.meta, entry.location, false)?);
+            leaves.push(TreeLeaf::stored(snapshot, id, entry.meta, entry.location, false).await?);
         }
-        leaves[1..].sort_by_key(|leaf| std::cmp::Reverse(leaf.rank()));
+        leaves[1..].sort_by(|a, b| b.rank().cmp(&a.rank()));
     }
     Ok(leaves)
 }
@@ -244,17 +274,17 @@ pub(crate) async fn leaves_with(
 /// Merges a replicated path into a tree. Returns false, and changes nothing, if the tree already has its
 /// newest revision. The leaves' paths must be complete.
 pub(crate) fn merge(leaves: &mut Vec<TreeLeaf>, mut new: TreeLeaf) -> bool {
-    if leaves.iter().any(|leaf| leaf.descends_from(new.revision)) {
+    if leaves.iter().any(|leaf| leaf.descends_from(&new.revision)) {
         return false;
     }
     // If the new path is known less far back than the path it joins, it continues with that path.
     let oldest = new.oldest();
-    if let Some(joined) = leaves.iter().find(|leaf| leaf.descends_from(oldest)) {
+    if let Some(joined) = leaves.iter().find(|leaf| leaf.descends_from(&oldest)) {
         let back = (joined.revision.generation - oldest.generation) as usize;
         new.path.extend_from_slice(&joined.path[back + 1..]);
     }
-    leaves.retain(|leaf| !new.descends_from(leaf.revision));
-    let is_related = |leaf: &TreeLeaf| leaf.descends_from(new.revision) || new.descends_from(leaf.revision);
+    leaves.retain(|leaf| !new.descends_from(&leaf.revision));
+    let is_related = |leaf: &TreeLeaf| leaf.descends_from(&new.revision) || new.descends_from(&leaf.revision);
     assert!(!leaves.iter().any(is_related), "a leaf would be an ancestor of another");
     leaves.push(new);
     true

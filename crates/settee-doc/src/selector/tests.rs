@@ -288,7 +288,7 @@ fn reserved_members_are_fields_too() {
     let revision: Revision = "2-0123456789abcdef0123456789abcdef".parse().unwrap();
     let document = Document {
         id: "x".into(),
-        revision,
+        revision: revision.clone(),
         deleted: true,
         body: "\"a\":1,\"b\":{\"c\":[true]}".into(),
         attachments: Vec::new(),

@@ -5,7 +5,8 @@ use settee_store::Seq;
 
 use crate::attachments::{Content, Following, digest_text, parse_digest};
 use crate::documents::{
-    ATTACHMENTS_MAX, Document, Edit, Extras, Options, Revision, parse_hash, parse_local_revision,
+    ATTACHMENTS_MAX, Document, Edit, Extras, Options, REVISION_ID_SIZE_MAX, Revision, RevisionId, parse_hash,
+    parse_local_revision,
 };
 use crate::json::{NESTING_MAX, members};
 use crate::sequence::Sequence;
@@ -96,14 +97,20 @@ fn same_values(input: &[u8], body: &[u8]) {
 
 fn written_and_read(edit: &Edit) {
     let id = if edit.id.is_empty() { "x".to_owned() } else { edit.id.clone() };
-    let revision = edit.revision.unwrap_or(Revision { generation: 1, hash: [7; 16] });
-    let history = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
-    let document =
-        Document { id, revision, deleted: edit.deleted, body: edit.body(), attachments: Vec::new() };
+    let revision = edit.revision.clone().filter(|revision| revision.generation > 0);
+    let revision = revision.unwrap_or(Revision { generation: 1, id: [7; 16].into() });
+    let history = if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() };
+    let document = Document {
+        id,
+        revision: revision.clone(),
+        deleted: edit.deleted,
+        body: edit.body(),
+        attachments: Vec::new(),
+    };
     let extras = Extras {
         revisions: Some(history.clone()),
-        conflicts: vec![revision],
-        revs_info: vec![(revision, "available")],
+        conflicts: vec![revision.clone()],
+        revs_info: vec![(revision.clone(), "available")],
         local_seq: Some(7),
         ..Extras::default()
     };
@@ -111,7 +118,7 @@ fn written_and_read(edit: &Edit) {
     document.write_json(&extras, &mut text);
     assert!(check_json(&text).is_some(), "what is sent is no JSON");
     let read = Edit::parse(&text, &Options::default()).expect("what is sent can be stored");
-    assert_eq!((&read.id, read.revision, read.deleted), (&document.id, Some(revision), edit.deleted));
+    assert_eq!((&read.id, &read.revision, read.deleted), (&document.id, &Some(revision), edit.deleted));
     assert_eq!((read.body(), read.history), (edit.body(), history));
     let copy = Edit::again(&document);
     assert_eq!((copy.body(), copy.digest()), (edit.body(), edit.digest()));
@@ -169,6 +176,9 @@ pub(super) const REVISION: Target = Target {
         b"4294967295-ffffffffffffffffffffffffffffffff",
         b"12-967a00dff5e02add41819138abb3284d",
         b"0-1",
+        b"1-x",
+        b"2-\xc3\xbc\"",
+        b"3-0123456789abcdef",
         b"00ff102030405060708090a0b0c0d0e0",
         b"md5-XUFAKrxLKna5cZ2REBfFkg==",
         b"XUFAKrxLKna5cZ2REBfFkg==",
@@ -189,9 +199,12 @@ fn revision(input: &[u8]) -> bool {
     if let Some((generation, rest)) = input.split_first_chunk::<4>()
         && let Some((hash, _)) = rest.split_first_chunk::<16>()
     {
-        let revision = Revision { generation: u32::from_le_bytes(*generation).max(1), hash: *hash };
+        let revision = Revision { generation: u32::from_le_bytes(*generation), id: (*hash).into() };
         assert_eq!(revision.to_string().parse::<Revision>().ok(), Some(revision));
         assert_eq!(parse_digest(&digest_text(hash)).ok(), Some(*hash));
+    }
+    if let Some(id) = RevisionId::from_bytes(input) {
+        assert_eq!(id.as_bytes(), input);
     }
     let Ok(text) = std::str::from_utf8(input) else { return false };
     let is_hash =
@@ -209,18 +222,20 @@ fn revision(input: &[u8]) -> bool {
     let local = parse_local_revision(text);
     assert_eq!(local, number(back, u64::MAX).filter(|_| text.starts_with("0-")));
     let parsed = text.parse::<Revision>();
-    let generation = number(front, u32::MAX.into()).filter(|generation| *generation > 0);
-    assert_eq!(parsed.is_ok(), generation.is_some() && is_hash(back), "{parsed:?}");
-    let any = Revision::parse_any(text);
-    if let Ok(revision) = &parsed {
-        assert_eq!(revision.to_string(), text.trim_start_matches('0'));
-        assert_eq!(any.as_ref().ok(), Some(&Some(*revision)), "what is ours is read as ours");
-    }
-    if let Ok(Some(revision)) = any {
-        assert!(
-            text.to_ascii_lowercase().trim_start_matches(['+', '0']) == revision.to_string(),
-            "{revision}"
-        );
+    let generation = number(front.strip_prefix('+').unwrap_or(front), u32::MAX.into());
+    let is_id = back.len() <= REVISION_ID_SIZE_MAX && (back.len() != 32 || is_hash(&back.to_lowercase()));
+    assert_eq!(parsed.is_ok(), text.contains('-') && generation.is_some() && is_id, "{parsed:?}");
+    if let (Ok(revision), Some(generation)) = (&parsed, generation) {
+        let written = revision.to_string();
+        assert_eq!(written.parse::<Revision>().ok().as_ref(), Some(revision));
+        match back.len() {
+            16 => assert_eq!(revision.id.as_bytes(), back.as_bytes()),
+            32 => assert_eq!(written, format!("{generation}-{}", back.to_lowercase())),
+            _ => assert_eq!(written, format!("{generation}-{back}")),
+        }
+        let mut json = Vec::new();
+        revision.write_json(&mut json);
+        assert_eq!(serde_json::from_slice::<String>(&json).ok(), Some(written));
     }
     parsed.is_ok() || local.is_some() || digest.is_ok() || is_hash(text)
 }

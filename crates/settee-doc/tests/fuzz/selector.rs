@@ -165,12 +165,12 @@ fn selector(input: &[u8]) -> bool {
 fn of_document(selector: &Selector, edit: &Edit) {
     let document = Document {
         id: "Anna".to_owned(),
-        revision: Revision { generation: 1, hash: [7; 16] },
+        revision: Revision { generation: 1, id: [7; 16].into() },
         deleted: edit.deleted,
         body: edit.body(),
         attachments: Vec::new(),
     };
-    let extras = Extras { conflicts: vec![document.revision], ..Extras::default() };
+    let extras = Extras { conflicts: vec![document.revision.clone()], ..Extras::default() };
     let mut text = Vec::new();
     document.write_json(&extras, &mut text);
     let text = String::from_utf8(text).expect("it is JSON");

@@ -4,13 +4,13 @@ use bytes::Bytes;
 use settee_sim::fuzz::{Target, check_json};
 
 use crate::attachments::UnreferencedUpload;
-use crate::documents::Revision;
 use crate::documents::keys::{
-    LeafMeta, aggregate, chunk_boundary, chunk_key, decode_chunk_meta, decode_intent_key, decode_number,
-    decode_path_key, decode_purge_key, describe, describe_name, encode_leaf_meta, encode_number, hashes,
-    intent_key, path_key, path_prefix, purge_key,
+    LeafMeta, aggregate, chunk_key, decode_intent_key, decode_number, decode_path_key, decode_purge_key,
+    describe, describe_name, encode_leaf_meta, encode_number, intent_key, path_key, path_prefix, purge_key,
 };
 use crate::documents::leaf_value::{decode_table, encode_table};
+use crate::documents::path::{decode_chunk, encode_chunk, has_texts, is_cut, tail};
+use crate::documents::{Revision, RevisionId};
 
 const HASHES: &str = "0123456789abcdefABCDEFGHIJKLMNOP";
 
@@ -21,6 +21,10 @@ pub(super) const STORED: Target = Target {
         b"m\x00\x01\x00\x00\x000123456789abcdef",
         b"m\x07\x12\x00\x00\x000123456789abcdefABCDEFGHIJKLMNOP",
         b"m\x0c\x02\x00\x00\x00\x00\x00\x10\x000123456789abcdef",
+        b"m\x10\x02\x00\x00\x00\x01b\x01a",
+        b"m\x18\x02\x00\x00\x00\x00\x00\x10\x00\x100123456789abcdef\x00",
+        b"h\x020123456789abcdefABCDEFGHIJKLMNOP",
+        b"h\x82\x01b\x01a",
         b"t\x02\x00\x00\x00[]\"a\":1",
         b"t\xd9\x00\x00\x00[{\"name\":\"a.txt\",\"content_type\":\"text/plain\",\"revpos\":1,\"digest\":\"00ff102030405060708090a0b0c0d0e0\",\"length\":5,\"gzip_length\":25,\"upload\":\"10ff102030405060708090a0b0c0d0e0\"}]\"a\":1",
         b"kdanna",
@@ -33,17 +37,21 @@ pub(super) const STORED: Target = Target {
         b"kg\x00\x00\x00\x00\x00\x00\x00\x07",
         b"l0123456789abcdef\x02\x00\x00\x00ABCDEFGHIJKLMNOP\x00\x01\x00\x00",
     ],
-    words: &[HASHES, "m", "t", "k", "\"name\":", "\"revpos\":", "\"upload\":", "[", "]", "{}", ",", "d", "u", "g"],
+    words: &[HASHES, "\u{1}b", "\u{10}", "m", "h", "t", "k", "\"name\":", "\"revpos\":", "\"upload\":", "[", "]", "{}", ",", "d", "u", "g"],
     generate: |source| {
         let mut meta = b"m".to_vec();
-        let flags = source.below(16) as u8;
+        let flags = source.below(32) as u8;
         meta.push(flags);
         meta.extend_from_slice(&(source.below(40) as u32).to_le_bytes());
         if flags & 8 != 0 {
             meta.extend_from_slice(&(source.below(1 << 30) as u32).to_le_bytes());
         }
         for _ in 0..source.below(19) {
-            meta.extend_from_slice(&HASHES.as_bytes()[source.below(16)..][..16]);
+            let size = if flags & 16 != 0 { source.below(32) } else { 16 };
+            if flags & 16 != 0 {
+                meta.push(size as u8);
+            }
+            meta.extend_from_slice(&HASHES.as_bytes()[source.below(HASHES.len() - size + 1)..][..size]);
         }
         meta
     },
@@ -52,6 +60,7 @@ pub(super) const STORED: Target = Target {
 fn stored(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'm', meta)) => leaf_meta(meta),
+        Some((b'h', chunk)) => path_chunk(chunk),
         Some((b't', table)) => attachment_table(table),
         Some((b'k', key)) => any_key(key),
         Some((b'l', list)) => intent_list(list),
@@ -59,30 +68,51 @@ fn stored(input: &[u8]) -> bool {
     }
 }
 
-/// A decoded leaf's meta encodes to the same bytes, as far back as a meta reaches.
+/// A decoded leaf's meta encodes to the same bytes, as far back as a meta reaches, if its ids need their
+/// sizes.
 fn leaf_meta(bytes: &[u8]) -> bool {
-    let _ = (decode_chunk_meta(bytes), aggregate(b"dx", bytes, 7), hashes(bytes));
+    let _ = aggregate(b"dx", bytes, 7);
     if let Ok(number) = decode_number(bytes) {
         assert_eq!(encode_number(number), bytes);
     }
     let Ok(meta) = LeafMeta::decode(bytes) else { return false };
     let generation = meta.revision.generation;
-    let tail = meta.tail();
-    assert_eq!(tail[0], meta.revision.hash);
+    let path = meta.tail();
+    assert_eq!(path[0], meta.revision.id);
     // An out-of-line body has its length behind the generation.
     let header_size = if bytes[0] & 8 == 0 { 5 } else { 9 };
-    assert!(tail.len() <= generation as usize && tail.len() * 16 + header_size == bytes.len());
+    let has_sizes = bytes[0] & 16 != 0;
+    let stored = |ids: &[RevisionId]| -> usize {
+        ids.iter().map(|id| id.as_bytes().len() + usize::from(has_sizes)).sum()
+    };
+    assert!(path.len() <= generation as usize && stored(&path) + header_size == bytes.len());
     let (deleted, conflicts, attachments) = (meta.deleted(), meta.has_conflicts(), meta.has_attachments());
     let out_of_line_bytes = meta.out_of_line_bytes;
-    let encoded = encode_leaf_meta(generation, &tail, deleted, conflicts, attachments, out_of_line_bytes);
-    let kept = tail.len().min((generation - chunk_boundary(generation) + 1) as usize);
-    let flags = bytes[0] & 7 | if out_of_line_bytes > 0 { 8 } else { 0 };
-    let length = if out_of_line_bytes > 0 { &bytes[5..9] } else { &[] };
-    let expected = [&[flags], &bytes[1..5], length, &bytes[header_size..header_size + kept * 16]].concat();
-    assert_eq!(encoded, expected);
+    let encoded = encode_leaf_meta(generation, &path, deleted, conflicts, attachments, out_of_line_bytes);
+    let tail = tail(generation, &path);
+    let kept = if is_cut(tail) { &tail[..1] } else { tail };
+    if has_texts(kept) == has_sizes {
+        let cut = if is_cut(tail) { 32 } else { 0 };
+        let flags = bytes[0] & 23 | if out_of_line_bytes > 0 { 8 } else { 0 } | cut;
+        let length = if out_of_line_bytes > 0 { &bytes[5..9] } else { &[] };
+        let ids = &bytes[header_size..header_size + stored(kept)];
+        assert_eq!(encoded, [&[flags], &bytes[1..5], length, ids].concat());
+    }
     let decoded = LeafMeta::decode(&encoded).expect("it was encoded");
-    assert_eq!((decoded.revision, decoded.out_of_line_bytes), (meta.revision, out_of_line_bytes));
-    assert_eq!(decoded.tail(), tail[..kept]);
+    assert_eq!((&decoded.revision, decoded.out_of_line_bytes), (&meta.revision, out_of_line_bytes));
+    assert_eq!((decoded.tail().as_slice(), decoded.is_cut()), (kept, is_cut(tail)));
+    true
+}
+
+/// A path chunk's ids are decoded unchanged.
+fn path_chunk(bytes: &[u8]) -> bool {
+    let Some((meta, value)) = bytes.split_first_chunk::<1>() else { return false };
+    let Ok(ids) = decode_chunk(meta, value) else { return false };
+    let (encoded_meta, encoded) = encode_chunk(&ids);
+    assert_eq!(decode_chunk(&encoded_meta, &encoded).ok(), Some(ids.clone()));
+    if has_texts(&ids) || meta[0] & 128 == 0 {
+        assert_eq!(encoded, value);
+    }
     true
 }
 
@@ -128,14 +158,20 @@ fn any_key(key: &[u8]) -> bool {
             assert!(chunk_key(&id, &upload, 7).starts_with(&[b"a", &intent_key(&id, &upload)[1..]].concat()));
         }
         b'p' => {
-            let Some((id, hash)) = rest.split_at_checked(rest.len().saturating_sub(16)) else { return false };
-            let (id, Ok(hash)) = (String::from_utf8_lossy(id), hash.try_into()) else { return false };
-            let revision = Revision { generation: rest.len() as u32 + 1, hash };
+            let at = rest.len().saturating_sub(16 + rest.len() % 3);
+            let Some((id, own)) = rest.split_at_checked(at) else { return false };
+            let (id, Some(own)) = (String::from_utf8_lossy(id), RevisionId::from_bytes(own)) else {
+                return false;
+            };
+            let revision = Revision { generation: rest.len() as u32 + 1, id: own };
             let prefix = path_prefix(&id);
-            let made = path_key(&id, revision);
-            assert_eq!(decode_path_key(&made, &prefix).ok(), Some(revision));
+            let made = path_key(&id, &revision);
+            assert_eq!(decode_path_key(&made, &prefix).ok(), Some(revision.clone()));
             for end in prefix.len()..made.len() {
-                assert!(decode_path_key(&made[..end], &prefix).is_err(), "a key that was cut");
+                assert!(
+                    decode_path_key(&made[..end], &prefix).ok() != Some(revision.clone()),
+                    "a key that was cut"
+                );
             }
         }
         _ => return std::str::from_utf8(rest).is_ok(),

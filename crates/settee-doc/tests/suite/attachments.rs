@@ -118,21 +118,21 @@ fn stubs_share_content_and_unreferenced_content_is_removed() {
 
         // A conflict that has it too keeps it.
         let mut other = Edit::again(&document);
-        other.revision = Some(Revision { generation: 22, hash: [255; 16] });
-        other.history = vec![[255; 16], document.revision.hash];
+        other.revision = Some(Revision { generation: 22, id: [255; 16].into() });
+        other.history = vec![[255; 16].into(), document.revision.id.clone()];
         let mut sibling = other.clone();
-        sibling.revision = Some(Revision { generation: 22, hash: [3; 16] });
-        sibling.history[0] = [3; 16];
+        sibling.revision = Some(Revision { generation: 22, id: [3; 16].into() });
+        sibling.history[0] = [3; 16].into();
         for edit in [other, sibling] {
             database.replicate_all(vec![edit], Stage::Persisted).await.unwrap().pop().unwrap().unwrap();
         }
         let winner = database.snapshot().document("doc").await.unwrap();
-        assert_eq!(winner.revision.hash, [255; 16]);
+        assert_eq!(winner.revision.id, [255; 16].into());
         let mut edit = Edit::again(&winner);
         edit.attachments.clear();
         put(&database, edit).await;
         let leaves = database.snapshot().leaves("doc").await.unwrap();
-        let loser = leaves.iter().find(|leaf| leaf.revision.hash == [3; 16]).unwrap().revision;
+        let loser = &leaves.iter().find(|leaf| leaf.revision.id == [3; 16].into()).unwrap().revision;
         let loser = database.snapshot().revision("doc", loser, false).await.unwrap().pop().unwrap();
         assert!(content(&database, &loser, "file", true).await == bytes);
         database.update(Edit::delete("doc", Some(loser.revision)), Stage::Persisted).await.unwrap();
@@ -340,7 +340,7 @@ async fn replicate(
     outcomes.pop().unwrap().map_err(|error| error.kind())
 }
 
-async fn revision(database: &Database, revision: Revision) -> Document {
+async fn revision(database: &Database, revision: &Revision) -> Document {
     database.snapshot().revision("doc", revision, false).await.unwrap().pop().unwrap()
 }
 
@@ -354,13 +354,13 @@ fn a_stub_resolves_to_its_ancestors_attachment_whichever_leaf_wins() {
                 let data = |text: &str| format!(r#"{{"x":{{"revpos":2,"data":"{text}"}}}}"#);
                 let first = replicate(&database, 2, &[own, 1], &data("QUFB")).await.unwrap();
                 let second = replicate(&database, 2, &[other, 1], &data("QkJC")).await.unwrap();
-                let digest = digest_text(&revision(&database, first).await.attachments[0].digest);
+                let digest = digest_text(&revision(&database, &first).await.attachments[0].digest);
                 let digest = if with_digest { format!(r#","digest":"{digest}""#) } else { String::new() };
                 let stub = format!(r#"{{"x":{{"stub":true,"revpos":2{digest}}}}}"#);
                 let third = replicate(&database, 3, &[0x0c, own, 1], &stub).await.unwrap();
                 assert_eq!(database.snapshot().leaves("doc").await.unwrap().len(), 2);
                 for (leaf, expected) in [(third, b"AAA"), (second, b"BBB")] {
-                    let document = revision(&database, leaf).await;
+                    let document = revision(&database, &leaf).await;
                     assert_eq!(content(&database, &document, "x", true).await, expected, "{own} {leaf}");
                 }
             });
@@ -374,12 +374,12 @@ fn a_stub_of_a_missing_ancestor_resolves_to_the_same_content_or_fails() {
         replicate(&database, 1, &[1], r#"{"y":{"data":"UlJS"}}"#).await.unwrap();
         let both = r#"{"x":{"data":"QUFB"},"y":{"stub":true,"revpos":1}}"#;
         let first = replicate(&database, 2, &[0xff, 1], both).await.unwrap();
-        let first = revision(&database, first).await;
+        let first = revision(&database, &first).await;
         let digest = digest_text(&first.attachments[0].digest);
         // The revision that added it is an ancestor of both leaves, so it is the same attachment.
         let old = r#"{"y":{"stub":true,"revpos":1}}"#;
         let sibling = replicate(&database, 2, &[0x22, 1], old).await.unwrap();
-        let sibling = revision(&database, sibling).await;
+        let sibling = revision(&database, &sibling).await;
         assert_eq!(content(&database, &sibling, "y", true).await, b"RRR");
         let missing = Err(ErrorKind::MissingStub);
         assert_eq!(replicate(&database, 2, &[0x33, 9], old).await, missing, "another root");
@@ -393,7 +393,7 @@ fn a_stub_of_a_missing_ancestor_resolves_to_the_same_content_or_fails() {
             assert_eq!(replicate(&database, 3, &[0x0d, 0x77, 1], stub).await, missing, "{stub}");
         }
         let third = replicate(&database, 3, &[0x0d, 0x77, 1], &stub(&digest)).await.unwrap();
-        let third = revision(&database, third).await;
+        let third = revision(&database, &third).await;
         assert_eq!(content(&database, &third, "x", true).await, b"AAA");
     });
 }
@@ -431,7 +431,7 @@ fn new_attachments_get_the_generation_of_their_revision() {
         assert_eq!(came, expected);
         // A replica states the generation that added it.
         let fifth = replicate(&database, 5, &[0x55, 0x44], r#"{"a":{"revpos":3,"data":"QUFB"}}"#).await;
-        assert_eq!(revision(&database, fifth.unwrap()).await.attachments[0].revpos, 3);
+        assert_eq!(revision(&database, &fifth.unwrap()).await.attachments[0].revpos, 3);
     });
 }
 

@@ -100,7 +100,7 @@ fn a_document_with_many_attachments_is_removed() {
             let document = db.snapshot().document(&long_id()).await.unwrap();
             assert!(is_complete(&db, &document).await);
             if is_purged {
-                let purged = db.purge(&[(long_id(), vec![last])]).await.unwrap();
+                let purged = db.purge(&[(long_id(), vec![last.clone()])]).await.unwrap();
                 assert_eq!(purged, [vec![last]]);
             } else {
                 put(&db, Edit::delete(&long_id(), Some(last))).await;

@@ -5,8 +5,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_doc::{Database, Databases, Edit, ErrorKind, Options, Range, Revision, Seq, Snapshot, Stage};
+use settee_doc::{
+    Database, Databases, Edit, ErrorKind, Hash, Options, Range, Revision, RevisionId, Seq, Snapshot, Stage,
+};
 use settee_sim::{Sim, SimDisk, seeds};
+
+use crate::common::any_id;
 
 fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
     let mut edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
@@ -67,13 +71,13 @@ fn an_edit_must_name_the_leaf_that_it_replaces() {
         let first = put(&db, "a", None, r#"{"n":1}"#).await.unwrap();
         assert_eq!(first.generation, 1);
         assert_eq!(kind(put(&db, "a", None, "{}").await), ErrorKind::Conflict);
-        let second = put(&db, "a", Some(first), r#"{"n":2}"#).await.unwrap();
-        assert_eq!(kind(put(&db, "a", Some(first), r#"{"n":2}"#).await), ErrorKind::Conflict);
-        assert_eq!(kind(put(&db, "b", Some(first), "{}").await), ErrorKind::Conflict);
+        let second = put(&db, "a", Some(first.clone()), r#"{"n":2}"#).await.unwrap();
+        assert_eq!(kind(put(&db, "a", Some(first.clone()), r#"{"n":2}"#).await), ErrorKind::Conflict);
+        assert_eq!(kind(put(&db, "b", Some(first.clone()), "{}").await), ErrorKind::Conflict);
         assert_eq!(text_of(&db.snapshot(), "a").await, r#""n":2"#);
         // A revision that isn't a leaf has no body any more.
-        assert_eq!(kind(db.snapshot().revision("a", first, false).await), ErrorKind::NotFound);
-        let latest = db.snapshot().revision("a", first, true).await.unwrap();
+        assert_eq!(kind(db.snapshot().revision("a", &first, false).await), ErrorKind::NotFound);
+        let latest = db.snapshot().revision("a", &first, true).await.unwrap();
         assert_eq!(latest[0].revision, second);
         assert_eq!(kind(put(&db, "_x", None, "{}").await), ErrorKind::IllegalDocId);
         assert_eq!(kind(put(&db, "", None, "{}").await), ErrorKind::IllegalDocId);
@@ -84,7 +88,7 @@ fn an_edit_must_name_the_leaf_that_it_replaces() {
 fn a_deleted_document_is_in_the_changes_and_can_be_recreated() {
     with_database(2, async |db| {
         let first = put(&db, "a", None, "{}").await.unwrap();
-        let deleted = db.update(Edit::delete("a", Some(first)), Stage::Persisted).await.unwrap();
+        let deleted = db.update(Edit::delete("a", Some(first.clone())), Stage::Persisted).await.unwrap();
         let view = db.snapshot();
         assert_eq!(view.document("a").await.unwrap_err().to_string(), "deleted");
         assert_eq!(view.document("b").await.unwrap_err().to_string(), "missing");
@@ -94,8 +98,8 @@ fn a_deleted_document_is_in_the_changes_and_can_be_recreated() {
         assert_eq!(kind(db.update(Edit::delete("a", None), Stage::Persisted).await), ErrorKind::Conflict);
         let back = put(&db, "a", None, r#"{"back":true}"#).await.unwrap();
         assert_eq!(back.generation, 3);
-        let history = db.snapshot().history("a", back).await.unwrap();
-        assert_eq!(history, [back.hash, deleted.hash, first.hash]);
+        let history = db.snapshot().history("a", &back).await.unwrap();
+        assert_eq!(history, [back.id, deleted.id, first.id]);
         assert_eq!(changes(&db.snapshot(), view.update_seq()).await.len(), 1);
     });
 }
@@ -130,11 +134,11 @@ fn conflicts_are_kept_and_the_winner_is_couchdbs() {
         assert_eq!(text_of(&view, "a").await, r#""low":1"#);
         assert_eq!(view.leaves("a").await.unwrap().len(), 2);
         assert!(view.leaves("a").await.unwrap()[1].deleted);
-        assert_eq!(view.revision("a", deleted, false).await.unwrap()[0].body, "");
+        assert_eq!(view.revision("a", &deleted, false).await.unwrap()[0].body, "");
         assert_eq!((view.doc_count(), view.doc_del_count()), (1, 0));
         // Both revisions are known to a replicator.
         let asked = [low.parse().unwrap(), high.parse().unwrap(), format!("4-{root}").parse().unwrap()];
-        let (missing, ancestors) = view.missing("a", &asked, 0).await.unwrap();
+        let (missing, ancestors) = view.missing("a", &asked).await.unwrap();
         assert_eq!(missing, asked[2..]);
         assert_eq!(ancestors.len(), 2);
     });
@@ -279,17 +283,21 @@ struct Model {
 }
 
 impl Model {
+    /// CouchDB's order (`couch_doc:to_doc_info_path`): not deleted first, then the higher position, then the
+    /// greater binary.
     fn leaves(&self) -> Vec<Revision> {
-        let inner: Vec<_> = self.revisions.values().filter_map(|(parent, _)| *parent).collect();
-        let mut leaves: Vec<_> = self.revisions.keys().filter(|key| !inner.contains(key)).copied().collect();
-        leaves.sort_by_key(|leaf| std::cmp::Reverse((!self.revisions[leaf].1, *leaf)));
+        let inner: Vec<_> = self.revisions.values().filter_map(|(parent, _)| parent.as_ref()).collect();
+        let mut leaves: Vec<_> = self.revisions.keys().filter(|key| !inner.contains(key)).cloned().collect();
+        let rank = |leaf: &Revision| (!self.revisions[leaf].1, leaf.generation, leaf.id.as_bytes().to_vec());
+        leaves.sort_by_key(|leaf| std::cmp::Reverse(rank(leaf)));
         leaves
     }
 
-    fn history(&self, mut revision: Revision) -> Vec<[u8; 16]> {
-        let mut history = vec![revision.hash];
-        while let Some(parent) = self.revisions[&revision].0 {
-            history.push(parent.hash);
+    fn history(&self, revision: &Revision) -> Vec<RevisionId> {
+        let mut history = vec![revision.id.clone()];
+        let mut revision = revision;
+        while let Some(parent) = &self.revisions[revision].0 {
+            history.push(parent.id.clone());
             revision = parent;
         }
         history
@@ -310,22 +318,22 @@ fn random_edits_make_the_models_tree() {
             let mut model = Model::default();
             for step in 0..120 {
                 let leaves = model.leaves();
-                let all: Vec<_> = model.revisions.keys().copied().collect();
+                let all: Vec<_> = model.revisions.keys().cloned().collect();
                 let deleted = random(8) == 0;
                 let text = format!(r#"{{"step":{step},"_deleted":{deleted}}}"#);
                 let interactive = random(3) > 0 && !leaves.is_empty();
                 let (revision, parent) = if interactive {
-                    let parent = leaves[random(leaves.len())];
-                    (put(&db, "doc", Some(parent), &text).await.unwrap(), Some(parent))
+                    let parent = leaves[random(leaves.len())].clone();
+                    (put(&db, "doc", Some(parent.clone()), &text).await.unwrap(), Some(parent))
                 } else {
                     // A replicated edit of any earlier revision, or of none.
-                    let parent =
-                        if all.is_empty() || random(20) == 0 { None } else { Some(all[random(all.len())]) };
-                    let generation = parent.map_or(0, |parent| parent.generation) + 1;
-                    let revision = Revision { generation, hash: std::array::from_fn(|_| random(256) as u8) };
-                    let mut edit = edit("doc", Some(revision), &text);
-                    edit.history = vec![revision.hash];
-                    edit.history.extend(parent.iter().flat_map(|parent| model.history(*parent)));
+                    let is_root = all.is_empty() || random(20) == 0;
+                    let parent = if is_root { None } else { Some(all[random(all.len())].clone()) };
+                    let generation = parent.as_ref().map_or(0, |parent| parent.generation) + 1;
+                    let revision = Revision { generation, id: any_id(&mut random) };
+                    let mut edit = edit("doc", Some(revision.clone()), &text);
+                    edit.history = vec![revision.id.clone()];
+                    edit.history.extend(parent.iter().flat_map(|parent| model.history(parent)));
                     // Some replicas know only the last part of the path.
                     if random(4) == 0 {
                         edit.history.truncate(1 + random(edit.history.len()).max(1));
@@ -336,17 +344,17 @@ fn random_edits_make_the_models_tree() {
                 model.revisions.insert(revision, (parent, deleted));
                 let view = db.snapshot();
                 let found: Vec<_> =
-                    view.leaves("doc").await.unwrap().iter().map(|leaf| leaf.revision).collect();
+                    view.leaves("doc").await.unwrap().into_iter().map(|leaf| leaf.revision).collect();
                 assert_eq!(found, model.leaves(), "seed={seed} step={step}");
                 let winner = view.document_or_deleted("doc").await.unwrap().unwrap();
                 assert_eq!(winner.revision, found[0], "seed={seed} step={step}");
                 for leaf in &found {
-                    let history = view.history("doc", *leaf).await.unwrap();
-                    assert_eq!(history, model.history(*leaf), "seed={seed} step={step} leaf={leaf}");
-                    let document = &view.revision("doc", *leaf, false).await.unwrap()[0];
+                    let history = view.history("doc", leaf).await.unwrap();
+                    assert_eq!(history, model.history(leaf), "seed={seed} step={step} leaf={leaf}");
+                    let document = &view.revision("doc", leaf, false).await.unwrap()[0];
                     assert_eq!(document.deleted, model.revisions[leaf].1, "seed={seed} step={step}");
                 }
-                let (missing, _) = view.missing("doc", &all, 0).await.unwrap();
+                let (missing, _) = view.missing("doc", &all).await.unwrap();
                 assert!(missing.is_empty(), "seed={seed} step={step}: {missing:?}");
             }
         });
@@ -354,9 +362,9 @@ fn random_edits_make_the_models_tree() {
 }
 
 /// A replicated edit with its whole path: hashes of the generations from `start` down to `end`.
-fn replica(id: &str, start: u32, end: u32, hash: impl Fn(u32) -> [u8; 16], text: &str) -> Edit {
-    let mut edit = edit(id, Some(Revision { generation: start, hash: hash(start) }), text);
-    edit.history = (end..=start).rev().map(hash).collect();
+fn replica(id: &str, start: u32, end: u32, hash: impl Fn(u32) -> Hash, text: &str) -> Edit {
+    let mut edit = edit(id, Some(Revision { generation: start, id: hash(start).into() }), text);
+    edit.history = (end..=start).rev().map(|generation| hash(generation).into()).collect();
     edit
 }
 
@@ -367,10 +375,10 @@ fn a_replica_that_knows_more_of_the_path_lengthens_it() {
         db.replicate_all(vec![replica("a", 20, 15, hash, "{}")], Stage::Persisted).await.unwrap();
         db.replicate_all(vec![replica("a", 21, 1, hash, "{}")], Stage::Persisted).await.unwrap();
         let view = db.snapshot();
-        let leaf = view.leaves("a").await.unwrap()[0].revision;
+        let leaf = &view.leaves("a").await.unwrap()[0].revision;
         assert_eq!(view.history("a", leaf).await.unwrap().len(), 21);
-        let old = Revision { generation: 10, hash: hash(10) };
-        assert_eq!(view.missing("a", &[old], 0).await.unwrap().0, []);
+        let old = Revision { generation: 10, id: hash(10).into() };
+        assert_eq!(view.missing("a", &[old]).await.unwrap().0, []);
         // So an ancestor that arrives late is no conflict.
         db.replicate_all(vec![replica("a", 10, 10, hash, "{}")], Stage::Persisted).await.unwrap();
         assert_eq!(db.snapshot().leaves("a").await.unwrap().len(), 1);

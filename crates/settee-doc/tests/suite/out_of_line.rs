@@ -96,7 +96,7 @@ async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
         for (index, leaf) in leaves.iter().enumerate() {
             let document = leaves.document(index).await.unwrap();
             assert_eq!(
-                view.revision(&id, leaf.revision, false).await.unwrap(),
+                view.revision(&id, &leaf.revision, false).await.unwrap(),
                 std::slice::from_ref(&document)
             );
             let mut text = Vec::new();
@@ -119,20 +119,22 @@ enum Step {
 async fn step(database: &Database, random: &mut Random, number: usize) -> Step {
     let id = format!("doc{}", random.below(4));
     let leaves = database.snapshot().leaves(&id).await.unwrap();
-    let leaf = (!leaves.is_empty()).then(|| leaves[random.below(leaves.len())]);
-    let parent = leaf.map(|leaf| leaf.revision);
+    let leaf = (!leaves.is_empty()).then(|| &leaves[random.below(leaves.len())]);
+    let parent = leaf.map(|leaf| leaf.revision.clone());
     match random.below(8) {
         0 => Step::Update(vec![Edit::delete(&id, parent)]),
         1 => {
             let generation = 1 + leaf.map_or(0, |leaf| leaf.revision.generation - random.below(2) as u32);
             let mut hash = [random.next() as u8; 16];
             hash[1] = number as u8;
-            let mut sibling = edit(&id, Some(Revision { generation, hash }), &filled(random));
-            sibling.history = vec![hash];
+            let mut sibling = edit(&id, Some(Revision { generation, id: hash.into() }), &filled(random));
+            sibling.history = vec![hash.into()];
             Step::Replicate(vec![sibling])
         }
         2 => Step::Update(vec![edit(&id, None, &filled(random)), edit(&id, None, &filled(random))]),
-        _ => Step::Update((0..1 + random.below(2)).map(|_| edit(&id, parent, &filled(random))).collect()),
+        _ => Step::Update(
+            (0..1 + random.below(2)).map(|_| edit(&id, parent.clone(), &filled(random))).collect(),
+        ),
     }
 }
 
@@ -208,7 +210,7 @@ fn a_conflict_changes_nothing_and_compaction_reclaims_its_body() {
         let before = (live(&database), database.info().file_bytes);
         for _ in 0..30 {
             let loser = format!(r#"{{"loser":"{}"}}"#, random.letters(300_000));
-            let loser = upload(&database, &edit("doc", Some(revision), &loser)).await;
+            let loser = upload(&database, &edit("doc", Some(revision.clone()), &loser)).await;
             revision = database.update(edit("doc", Some(revision), &text), Stage::Persisted).await.unwrap();
             let refused = database.update(loser, Stage::Persisted).await.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Conflict);
@@ -260,7 +262,7 @@ async fn work(env: &Env, seed: u64, history: &Mutex<History>) {
         let id = format!("doc{}", random.below(3));
         let size = [OUT_OF_LINE_BYTES_MIN, CHUNK_BYTES + 70_000][random.below(2)];
         let text = format!(r#"{{"filler":"{}"}}"#, random.letters(size));
-        let edit = edit(&id, revisions.get(&id).copied(), &text);
+        let edit = edit(&id, revisions.get(&id).cloned(), &text);
         let edit = upload(&database, &edit).await;
         match random.below(4) {
             0 => abandoned.push(edit),

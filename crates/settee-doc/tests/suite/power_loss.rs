@@ -134,7 +134,8 @@ async fn update(db: &Database, step: usize, random: &mut Random, history: &Share
         let (id, deleted) = (edit.id.clone(), edit.deleted);
         let body = String::from_utf8(edit.body().to_vec()).unwrap();
         let revision = revision_of(&edit).await;
-        ask(history, |state| drop(state.as_mut().unwrap().documents.insert(id, (revision, deleted, body))));
+        let content = (revision.clone(), deleted, body);
+        ask(history, |state| drop(state.as_mut().unwrap().documents.insert(id, content)));
         assert_eq!(db.update(edit, stage).await.unwrap(), revision);
     }
     if stage == Stage::Persisted {
@@ -149,9 +150,9 @@ async fn revision_of(edit: &Edit) -> Revision {
     sim.run(async {
         let databases = Databases::open(env, Path::new("/scratch")).await.unwrap();
         let db = databases.create("scratch").await.unwrap();
-        if let Some(parent) = edit.revision {
-            let mut replica = Edit::delete(&edit.id, Some(parent));
-            replica.history = vec![parent.hash];
+        if let Some(parent) = &edit.revision {
+            let mut replica = Edit::delete(&edit.id, Some(parent.clone()));
+            replica.history = vec![parent.id.clone()];
             db.replicate_all(vec![replica], Stage::Accepted).await.unwrap();
         }
         db.update(edit.clone(), Stage::Accepted).await.unwrap()

@@ -25,13 +25,13 @@ fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
 /// A replicated edit: a revision and its path, named by digits.
 fn replica(id: &str, generation: u32, path: &[u8]) -> Edit {
     let mut edit = edit(id, None, &format!(r#"{{"path":"{path:?}"}}"#));
-    edit.history = path.iter().map(|digit| [*digit; 16]).collect();
+    edit.history = path.iter().map(|digit| [*digit; 16].into()).collect();
     edit.revision = Some(rev(generation, path[0]));
     edit
 }
 
 fn rev(generation: u32, digit: u8) -> Revision {
-    Revision { generation, hash: [digit; 16] }
+    Revision { generation, id: [digit; 16].into() }
 }
 
 async fn replicate(db: &Database, edit: Edit) {
@@ -125,7 +125,7 @@ fn purged_data_leaves_nothing_behind() {
         let shared: Vec<u8> = (100..140).rev().collect();
         replicate(&db, replica("forked", 41, &[&[1], &shared[..]].concat())).await;
         assert_eq!(leaves(&db, "forked").await, [rev(41, 1)]);
-        assert_eq!(db.snapshot().history("forked", rev(41, 1)).await.unwrap().len(), 41);
+        assert_eq!(db.snapshot().history("forked", &rev(41, 1)).await.unwrap().len(), 41);
         let new = edit("long", None, "{}");
         assert_eq!(db.update(new, Stage::Persisted).await.unwrap().generation, 1);
     });
@@ -147,8 +147,8 @@ fn a_purged_winner_leaves_the_next_leaf_complete() {
         assert_eq!(leaves(&db, "a").await, [rev(41, 2), rev(41, 1)]);
         assert_eq!(changed_ids(&db, before).await, ["a"], "its new winner is a change");
         for digit in [2, 1] {
-            let document = db.snapshot().revision("a", rev(41, digit), false).await.unwrap().pop().unwrap();
-            assert_eq!(db.snapshot().history("a", rev(41, digit)).await.unwrap().len(), 41);
+            let document = db.snapshot().revision("a", &rev(41, digit), false).await.unwrap().pop().unwrap();
+            assert_eq!(db.snapshot().history("a", &rev(41, digit)).await.unwrap().len(), 41);
             let mut reader = db.snapshot().attachment("a", &document.attachments[0], None, true);
             let mut length = 0;
             while let Some(bytes) = reader.next().await.unwrap() {
@@ -168,14 +168,17 @@ fn a_purge_of_a_missing_leaf_changes_nothing_and_is_recorded() {
     with_databases(3, async |databases| {
         let db = databases.create("db").await.unwrap();
         let first = db.update(edit("a", None, "{}"), Stage::Persisted).await.unwrap();
-        let second = db.update(edit("a", Some(first), "{}"), Stage::Persisted).await.unwrap();
+        let second = db.update(edit("a", Some(first.clone()), "{}"), Stage::Persisted).await.unwrap();
         let before = db.snapshot().update_seq();
-        let purged = db.purge(&[("a".into(), vec![first]), ("none".into(), vec![first])]).await.unwrap();
+        let purged = db
+            .purge(&[("a".into(), vec![first.clone()]), ("none".into(), vec![first.clone()])])
+            .await
+            .unwrap();
         assert_eq!(purged, [vec![], vec![]]);
         assert_eq!((leaves(&db, "a").await, db.snapshot().update_seq()), (vec![second], before));
         let expected = |number, id: &str| (number, format!("{{\"id\":\"{id}\",\"revs\":[\"{first}\"]}}"));
         assert_eq!(purge_infos(&db).await, [expected(1, "a"), expected(2, "none")]);
-        assert!(db.purge(&[(String::new(), vec![first])]).await.is_err());
+        assert!(db.purge(&[(String::new(), vec![first.clone()])]).await.is_err());
     });
 }
 
@@ -212,7 +215,7 @@ async fn state(db: &Database) -> State {
     for id in changed_ids(db, Seq(0)).await {
         let leaves = leaves(db, &id).await;
         for leaf in &leaves {
-            db.snapshot().revision(&id, *leaf, false).await.unwrap();
+            db.snapshot().revision(&id, leaf, false).await.unwrap();
         }
         documents.insert(id, leaves);
     }
@@ -236,7 +239,7 @@ async fn work(databases: Arc<Databases>, seed: u64, history: Arc<Mutex<History>>
     for step in 0..12u8 {
         let id = format!("doc{}", below(2));
         let known = now.0.get(&id).cloned().unwrap_or_default();
-        let purged: Vec<Revision> = known.iter().copied().filter(|_| below(3) > 0).collect();
+        let purged: Vec<Revision> = known.iter().filter(|_| below(3) > 0).cloned().collect();
         let new = rev(1, step + 1);
         let purges = !purged.is_empty() && below(2) == 0;
         let leaves = now.0.entry(id.clone()).or_default();
@@ -245,7 +248,7 @@ async fn work(databases: Arc<Databases>, seed: u64, history: Arc<Mutex<History>>
             (now.1, now.2) = (now.1 + 1, now.2 + 1);
         } else {
             leaves.push(new);
-            leaves.sort_by_key(|leaf| std::cmp::Reverse(*leaf));
+            leaves.sort_by(|a, b| b.cmp(a));
         }
         now.0.retain(|_, leaves| !leaves.is_empty());
         history.lock().unwrap().states.push(now.clone());

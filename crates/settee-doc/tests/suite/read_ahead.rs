@@ -65,7 +65,7 @@ async fn check(view: &Snapshot, random: &mut Random, case: &str) {
             let mut documents = view.read_ahead(view.changes(Seq(3), descending), limit, filter);
             while let Some(DocumentRow { key, winner }) = documents.next().await.unwrap() {
                 let winner = winner.unwrap();
-                found.push((winner.summary, view.read_winner(&key, winner).await.unwrap()));
+                found.push((winner.summary.clone(), view.read_winner(&key, winner).await.unwrap()));
             }
             assert!(documents.next().await.unwrap().is_none(), "{case}: the end stays the end");
             assert_eq!(found, expected, "{case} descending={descending} filtered={is_filtered}");
@@ -132,7 +132,7 @@ fn documents_read_ahead_are_those_of_single_reads() {
                 }
                 // Some conflict; the others are stored.
                 db.update_all(edits, Stage::Persisted).await.unwrap();
-                let revision = Some(Revision { generation: 1, hash: [step as u8; 16] });
+                let revision = Some(Revision { generation: 1, id: [step as u8; 16].into() });
                 let losing = edit(&format!("doc{:03}", random.below(120)), revision, 20, false);
                 db.replicate_all(vec![losing], Stage::Persisted).await.unwrap();
                 if random.below(3) == 0 {

@@ -6,8 +6,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_doc::{Database, Databases, Edit, Hash, Options, Revision, Stage};
+use settee_doc::{Database, Databases, Edit, Options, Revision, RevisionId, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
+
+use crate::common::any_id;
 
 fn edit(revision: Option<Revision>) -> Edit {
     let mut edit = Edit::parse(b"{\"n\":1}", &Options::default()).unwrap();
@@ -41,12 +43,12 @@ fn paths_and_storage_stay_within_the_limit() {
             assert_eq!(db.revs_limit(), limit);
             let settled = 2 * limit as u32 + 64;
             let last = update(&db, settled, None).await;
-            let history = db.snapshot().history("a", last).await.unwrap();
+            let history = db.snapshot().history("a", &last).await.unwrap();
             assert_eq!(history.len() as u64, limit);
             let before = db.info().active_bytes;
             // A multiple of a chunk's generations: the same number is left over.
             let last = update(&db, 320, Some(last)).await;
-            assert_eq!(db.snapshot().history("a", last).await.unwrap().len() as u64, limit);
+            assert_eq!(db.snapshot().history("a", &last).await.unwrap().len() as u64, limit);
             let after = db.info().active_bytes;
             println!("limit {limit}: {before} bytes live after {settled} updates, {after} after 320 more");
             assert_eq!(after, before);
@@ -58,15 +60,15 @@ fn paths_and_storage_stay_within_the_limit() {
 fn a_lower_limit_applies_at_once_and_storage_follows() {
     with_database(1, async |db| {
         let last = update(&db, 500, None).await;
-        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 500);
+        assert_eq!(db.snapshot().history("a", &last).await.unwrap().len(), 500);
         let before = db.info().active_bytes;
         db.set_revs_limit(3).await.unwrap();
-        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 3);
+        assert_eq!(db.snapshot().history("a", &last).await.unwrap().len(), 3);
         let last = update(&db, 16, Some(last)).await;
         let after = db.info().active_bytes;
         println!("{before} bytes live before, {after} after 16 updates under the lower limit");
         assert!(after + 6_000 < before, "the chunks stayed");
-        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 3);
+        assert_eq!(db.snapshot().history("a", &last).await.unwrap().len(), 3);
         assert!(db.set_revs_limit(0).await.is_err());
     });
 }
@@ -104,10 +106,10 @@ impl Random {
 }
 
 /// The complete paths of the leaves, newest first; a path is as long as its leaf's generation.
-type Model = Vec<Vec<Hash>>;
+type Model = Vec<Vec<RevisionId>>;
 
-fn leaf(path: &[Hash]) -> Revision {
-    Revision { generation: path.len() as u32, hash: path[0] }
+fn leaf(path: &[RevisionId]) -> Revision {
+    Revision { generation: path.len() as u32, id: path[0].clone() }
 }
 
 async fn step(db: &Database, model: &mut Model, random: &mut Random) {
@@ -118,7 +120,7 @@ async fn step(db: &Database, model: &mut Model, random: &mut Random) {
             let back = random.below(model[chosen].len().min(60));
             let mut path = model[chosen][back..].to_vec();
             for _ in 0..1 + random.below(20) {
-                path.insert(0, std::array::from_fn(|_| random.below(256) as u8));
+                path.insert(0, any_id(&mut |count| random.below(count)));
             }
             let mut new = edit(Some(leaf(&path)));
             new.history = path.clone();
@@ -137,7 +139,7 @@ async fn step(db: &Database, model: &mut Model, random: &mut Random) {
             for _ in 0..1 + random.below(12) {
                 let parent = leaf(&model[chosen]);
                 let new = db.update(edit(Some(parent)), Stage::Accepted).await.unwrap();
-                model[chosen].insert(0, new.hash);
+                model[chosen].insert(0, new.id);
             }
         }
     }
@@ -151,7 +153,7 @@ fn every_leaf_keeps_the_revisions_it_may_show() {
         with_database(seed, async |db| {
             db.set_revs_limit(limit).await.unwrap();
             let first = db.update(edit(None), Stage::Accepted).await.unwrap();
-            let mut model: Model = vec![vec![first.hash]];
+            let mut model: Model = vec![vec![first.id]];
             let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             for _ in 0..60 {
                 step(&db, &mut model, &mut random).await;
@@ -159,7 +161,7 @@ fn every_leaf_keeps_the_revisions_it_may_show() {
                 let view = db.snapshot();
                 assert_eq!(view.leaves("a").await.unwrap().len(), model.len(), "seed={seed}");
                 for path in &model {
-                    let shown = view.history("a", leaf(path)).await.unwrap();
+                    let shown = view.history("a", &leaf(path)).await.unwrap();
                     let expected = &path[..path.len().min(limit as usize)];
                     assert_eq!(shown, expected, "seed={seed} limit={limit}");
                     compared += 1;

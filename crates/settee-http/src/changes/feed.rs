@@ -245,8 +245,8 @@ impl Feed {
             id.clear();
             id.push_str(row_id);
             match self.filter.selected().is_some() {
-                true => self.send_document(snapshot, summary, bare(id.clone(), summary), out).await?,
-                false => self.send_plain(snapshot, &id, summary, out).await?,
+                true => self.send_document(snapshot, &summary, bare(id.clone(), &summary), out).await?,
+                false => self.send_plain(snapshot, &id, &summary, out).await?,
             }
         }
         Ok(())
@@ -280,12 +280,12 @@ impl Feed {
             };
             let Some(DocumentRow { key: id, winner }) = row else { break };
             let winner = winner.expect("a change has a document");
-            let summary = winner.summary;
             if self.needs_bodies() {
+                let summary = winner.summary.clone();
                 let document = snapshot.read_winner(&id, winner).await?;
-                self.send_document(snapshot, summary, document, out).await?;
+                self.send_document(snapshot, &summary, document, out).await?;
             } else {
-                self.send_plain(snapshot, &id, summary, out).await?;
+                self.send_plain(snapshot, &id, &winner.summary, out).await?;
             }
             self.skip_row(&mut skipped, out).await?;
         }
@@ -303,7 +303,7 @@ impl Feed {
     async fn send_document(
         &mut self,
         snapshot: &Snapshot,
-        summary: Summary,
+        summary: &Summary,
         document: Document,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
@@ -336,14 +336,14 @@ impl Feed {
         &mut self,
         snapshot: &Snapshot,
         id: &str,
-        summary: Summary,
+        summary: &Summary,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         if self.all_leaves && summary.has_conflicts {
             let revisions = self.revisions(snapshot, id, summary).await?;
             self.begin_row(id, summary, &revisions, &mut out.buffer);
         } else {
-            self.begin_row(id, summary, &[summary.revision], &mut out.buffer);
+            self.begin_row(id, summary, std::slice::from_ref(&summary.revision), &mut out.buffer);
         }
         self.end_row(summary.seq, out).await
     }
@@ -353,9 +353,9 @@ impl Feed {
         &self,
         snapshot: &Snapshot,
         id: &str,
-        summary: Summary,
+        summary: &Summary,
     ) -> Result<Vec<Revision>, ApiError> {
-        let mut revisions = vec![summary.revision];
+        let mut revisions = vec![summary.revision.clone()];
         if self.all_leaves && summary.has_conflicts {
             let leaves = snapshot.leaves(id).await?.into_iter().map(|leaf| leaf.revision);
             revisions.extend(leaves.filter(|revision| *revision != summary.revision));
@@ -368,14 +368,14 @@ impl Feed {
         &self,
         snapshot: &Snapshot,
         selected: &Arc<Selected>,
-        summary: Summary,
+        summary: &Summary,
         winner: &Document,
     ) -> Result<Vec<Revision>, ApiError> {
         let selector = &selected.selector;
         let shows_all = self.all_leaves && summary.has_conflicts;
         if !(shows_all || selector.needs_conflicts() && summary.has_conflicts) {
             let matches = matches(selected, winner, Extras::default()).await?;
-            return Ok(if matches { vec![summary.revision] } else { Vec::new() });
+            return Ok(if matches { vec![summary.revision.clone()] } else { Vec::new() });
         }
         let leaves = snapshot.open_leaves(&winner.id).await?;
         let mut revisions = Vec::new();
@@ -402,7 +402,7 @@ impl Feed {
     }
 
     /// Appends a row without its closing brace.
-    fn begin_row(&self, id: &str, summary: Summary, revisions: &[Revision], out: &mut Vec<u8>) {
+    fn begin_row(&self, id: &str, summary: &Summary, revisions: &[Revision], out: &mut Vec<u8>) {
         match self.kind {
             Kind::Normal | Kind::Longpoll if self.sent_any_row => out.extend_from_slice(b",\r\n"),
             Kind::EventSource => out.extend_from_slice(b"data: "),
@@ -412,14 +412,14 @@ impl Feed {
         self.write_seq(summary.seq, out);
         out.extend_from_slice(b",\"id\":");
         settee_doc::write_json_string(id, out);
-        out.extend_from_slice(b",\"changes\":[{\"rev\":\"");
+        out.extend_from_slice(b",\"changes\":[{\"rev\":");
         for (index, revision) in revisions.iter().enumerate() {
             if index > 0 {
-                out.extend_from_slice(b"\"},{\"rev\":\"");
+                out.extend_from_slice(b"},{\"rev\":");
             }
-            revision.write(out);
+            revision.write_json(out);
         }
-        out.extend_from_slice(b"\"}]");
+        out.extend_from_slice(b"}]");
         if summary.deleted {
             out.extend_from_slice(b",\"deleted\":true");
         }
@@ -547,7 +547,7 @@ async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) 
 }
 
 /// A document without body, from the index alone.
-fn bare(id: String, summary: Summary) -> Document {
-    let Summary { revision, deleted, .. } = summary;
+fn bare(id: String, summary: &Summary) -> Document {
+    let Summary { revision, deleted, .. } = summary.clone();
     Document { id, revision, deleted, body: bytes::Bytes::new(), attachments: Vec::new() }
 }

@@ -10,21 +10,32 @@ use settee_doc::Revision;
 use super::request::RequestContext;
 use crate::response::{self, Body};
 
-/// The revision in quotes, `"N-hash"`.
-pub(crate) fn etag(revision: Revision) -> Bytes {
+/// The revision in quotes, `"N-id"`. `None` if the id has characters that an entity tag can't have: spaces,
+/// quotes and control characters.
+///
+/// Source: RFC 9110, section 8.8.3.
+pub(crate) fn etag(revision: &Revision) -> Option<Bytes> {
     let mut tag = Vec::with_capacity(48);
     tag.push(b'"');
     revision.write(&mut tag);
+    let can_be_sent = tag[1..].iter().all(|byte| matches!(byte, 0x21 | 0x23..=0x7E | 0x80..));
     tag.push(b'"');
-    tag.into()
+    can_be_sent.then(|| tag.into())
+}
+
+/// Sets the ETag if there is one.
+pub(crate) fn set_etag(response: &mut Response<Body>, tag: Option<Bytes>) {
+    if let Some(tag) = tag {
+        response::set_header(response, header::ETAG, tag);
+    }
 }
 
 /// Whether `If-None-Match` has this tag.
 pub(crate) fn matches_tag(context: &RequestContext<'_>, tag: &[u8]) -> bool {
     let sent = context.head.headers.get_all(header::IF_NONE_MATCH).iter();
-    sent.filter_map(|value| value.to_str().ok())
-        .flat_map(|tags| tags.split(','))
-        .any(|sent| sent.trim().trim_start_matches("W/").as_bytes() == tag)
+    sent.flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(|sent| sent.trim_ascii())
+        .any(|sent| sent.strip_prefix(b"W/").unwrap_or(sent) == tag)
 }
 
 /// Responds with JSON text and its digest as ETag, or with 304 if the client has it.

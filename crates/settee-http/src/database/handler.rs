@@ -97,5 +97,5 @@ async fn create_document(context: &mut RequestContext<'_>, database: &Arc<Databa
     let id = edit.id.clone();
     let revision = database.update(edit, concern.stage).await?;
     let status = concern.status(StatusCode::CREATED);
-    Ok(document::saved(context, database.name(), status, &id, revision))
+    Ok(document::saved(context, database.name(), status, &id, &revision))
 }

@@ -7,7 +7,7 @@ use settee_doc::{Database, Revision, Stage};
 
 use crate::body::{self, ALLOCATION_BYTES, BodyBudget};
 use crate::context::{RequestContext, WriteConcern};
-use crate::document::revision_arg::RevisionArg;
+use crate::document::revision_arg;
 use crate::error::ApiError;
 use crate::json;
 use crate::response::writer;
@@ -16,7 +16,7 @@ use crate::response::{self, HandlerResult};
 /// Maximum number of revisions in one request, because other writers wait for all of them.
 const REVISIONS_MAX: usize = 10_000;
 
-/// Bytes of a revision in a response.
+/// Bytes of a revision in a response, except a text.
 const REVISION_BYTES: usize = 48;
 
 /// Handles `_purge`: `{id: [rev, …], …}`. A revision that isn't a leaf isn't purged and not reported.
@@ -27,7 +27,10 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let concern = WriteConcern { stage: Stage::Persisted, ..context.write_concern()? };
     let body = context.read_json_body().await?;
     let (requests, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
-    context.check_response(requests.iter().map(|(id, ours)| id.len() + ours.len() * REVISION_BYTES).sum())?;
+    let bytes = requests.iter().map(|(id, revisions)| {
+        id.len() + revisions.iter().map(|one| REVISION_BYTES + one.id.heap_bytes()).sum::<usize>()
+    });
+    context.check_response(bytes.sum())?;
     let (requests, gone) = finish(database, requests).await?;
     let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
     json::object(&mut text, |text| {
@@ -44,26 +47,26 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     Ok(response::json(concern.status(StatusCode::CREATED), text))
 }
 
-/// Parses ids with their revisions. Foreign revisions count against the limit, too.
+/// Parses ids with their revisions.
 fn parse(text: &[u8], budget: &mut BodyBudget) -> Result<Vec<(String, Vec<Revision>)>, ApiError> {
     let too_many = || ApiError::bad_request("Exceeded maximum number of revisions.");
     let (mut requests, mut count) = (Vec::new(), 0);
     json::each_member(text, |id, list| {
-        let mut ours = Vec::new();
+        let mut revisions = Vec::new();
         let no_list = || ApiError::bad_request("Invalid list of revisions");
         json::each_element(list, no_list, |item| {
-            let revision = RevisionArg::parse_json(item)?;
+            let revision = revision_arg::parse_json(item)?;
             count += 1;
-            match revision.ours() {
-                _ if count > REVISIONS_MAX => Err(too_many()),
-                Some(revision) => budget.push(revision, 0, &mut ours),
-                None => Ok(()),
+            if count > REVISIONS_MAX {
+                return Err(too_many());
             }
+            let more_bytes = revision_arg::more_bytes(&revision);
+            budget.push(revision, more_bytes, &mut revisions)
         })?;
         if requests.len() == REVISIONS_MAX {
             return Err(too_many());
         }
-        budget.push((id.into_owned(), ours), ALLOCATION_BYTES, &mut requests)
+        budget.push((id.into_owned(), revisions), ALLOCATION_BYTES, &mut requests)
     })?;
     Ok(requests)
 }

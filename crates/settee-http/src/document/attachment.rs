@@ -17,7 +17,7 @@ use settee_doc::{
 
 use super::edited_revision::{check_leaf, edited_revision};
 use super::related;
-use super::revision_arg::{RevisionArg, conflict, one_of, or_conflict};
+use super::revision_arg::{self, conflict, one_of};
 use super::saved::saved_as;
 use crate::body::{MemoryPermit, multipart};
 use crate::context::{RequestContext, location_of_attachment, matches_tag, not_modified};
@@ -100,7 +100,7 @@ async fn holder(context: &RequestContext<'_>, snapshot: &Snapshot, id: &str) -> 
     match query.get("rev") {
         Some(text) => {
             let latest = query.is_true("latest");
-            let found = snapshot.revision(id, RevisionArg::parse(&text)?.or_missing()?, latest).await?;
+            let found = snapshot.revision(id, &revision_arg::parse(&text)?, latest).await?;
             found.into_iter().next().ok_or_else(ApiError::missing)
         }
         None if query.is_true("deleted") => {
@@ -194,11 +194,10 @@ async fn edit_of(
     database: &Database,
     id: &str,
 ) -> Result<(Edit, Option<Document>), ApiError> {
-    let Some(revision_arg) = one_of(context, None, RevisionArg::parse)? else {
+    let Some(revision) = one_of(context, None, revision_arg::parse)? else {
         return Ok((Edit::empty(id), None));
     };
-    let revision = revision_arg.or_missing().map_err(or_conflict)?;
-    let document = edited_revision(database, id, revision).await?;
+    let document = edited_revision(database, id, &revision).await?;
     Ok((Edit::again(&document), Some(document)))
 }
 
@@ -246,7 +245,7 @@ async fn put(
         None => edit.attachments.push(new),
     }
     let revision = database.update(edit, concern.stage).await?;
-    let mut response = saved_as(concern.status(StatusCode::CREATED), id, revision);
+    let mut response = saved_as(concern.status(StatusCode::CREATED), id, &revision);
     let location = location_of_attachment(context, database.name(), id, name);
     response::set_header(&mut response, header::LOCATION, location);
     Ok(response)
@@ -271,5 +270,5 @@ async fn delete(
     edit.attachments.retain(|other| other.name != name);
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(saved_as(status, id, revision))
+    Ok(saved_as(status, id, &revision))
 }

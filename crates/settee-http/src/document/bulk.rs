@@ -3,14 +3,13 @@
 //! A body in memory is parsed as a whole, a spooled one group by group (`spooled.rs`). [`BulkWriter`] stores
 //! both.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Edit, Revision, Spool};
 
-use super::revision_arg::{self, RevisionArg};
+use super::revision_arg;
 use super::spooled::{Group, Pass};
 use crate::body::{self, ALLOCATION_BYTES, BodyBudget, BodyMemory, BufferedBody, MemoryPermit, ReceivedBody};
 use crate::context::{RequestContext, WriteConcern};
@@ -22,7 +21,7 @@ use crate::uuids::Uuids;
 
 /// Bytes that a document takes besides its text: its edit, its result and its row.
 const EDIT_BYTES: usize = size_of::<Edit>()
-    + size_of::<(String, Option<RevisionArg>)>()
+    + size_of::<(String, Option<Revision>)>()
     + size_of::<settee_doc::Result<Revision>>()
     + ROW_BYTES
     + 4 * ALLOCATION_BYTES;
@@ -209,22 +208,14 @@ impl BulkWriter {
     /// Stores at most [`EDITS_TOGETHER_MAX`] documents and appends their rows.
     async fn write_together(
         &self,
-        mut edits: Vec<Edit>,
+        edits: Vec<Edit>,
         rows: &mut Vec<u8>,
         is_begun: &mut bool,
     ) -> Result<(), ApiError> {
         let BulkWriter { database, concern, new_edits, .. } = self;
         let (stage, new_edits) = (concern.stage, *new_edits);
-        let ids: Vec<(String, Option<RevisionArg>)> =
-            edits.iter().map(|edit| (edit.id.clone(), RevisionArg::of(edit))).collect();
-        // An edit with a foreign revision fails alone.
-        let mut refusals: HashMap<usize, ApiError> = HashMap::new();
-        if !new_edits {
-            let of = |(index, edit): (usize, &Edit)| Some((index, revision_arg::refusal(edit)?));
-            refusals = edits.iter().enumerate().filter(|(_, edit)| !is_local(edit)).filter_map(of).collect();
-            let mut index = 0..;
-            edits.retain(|_| !refusals.contains_key(&index.next().unwrap_or_default()));
-        }
+        let ids: Vec<(String, Option<Revision>)> =
+            edits.iter().map(|edit| (edit.id.clone(), edit.revision.clone())).collect();
         let (locals, mut edits): (Vec<Edit>, Vec<Edit>) = edits.into_iter().partition(is_local);
         if self.is_optimistic {
             database.write_large_bodies(&mut edits, !new_edits).await?;
@@ -237,11 +228,9 @@ impl BulkWriter {
         let local_results = join_all(locals.into_iter().map(|edit| database.put_local(edit, stage))).await;
         let (mut results, mut local_results) = (results.into_iter(), local_results.into_iter());
         let mut text = Vec::new();
-        for (index, (id, revision)) in ids.iter().enumerate() {
+        for (id, revision) in &ids {
             text.clear();
-            let outcome = if let Some(failure) = refusals.remove(&index) {
-                Err(failure)
-            } else if id.starts_with(LOCAL) {
+            let outcome = if id.starts_with(LOCAL) {
                 let outcome = local_results.next().expect("an outcome for each local document");
                 outcome.map(|saved| text.extend_from_slice(saved.as_bytes())).map_err(ApiError::from)
             } else {
@@ -256,7 +245,7 @@ impl BulkWriter {
                 Ok(()) if new_edits => write_saved(id, &text, concern.copies > 1, rows),
                 Ok(()) => {}
                 Err(failure) => {
-                    let revision = revision.as_ref().filter(|_| !new_edits).map(RevisionArg::to_string);
+                    let revision = revision.as_ref().filter(|_| !new_edits).map(Revision::to_string);
                     write_failed(id, revision.as_deref(), &failure, rows);
                 }
             }
@@ -277,7 +266,7 @@ fn is_local(edit: &Edit) -> bool {
     edit.id.starts_with(LOCAL)
 }
 
-/// Appends `{"ok":true,"id":…,"rev":…}`, with `"accepted":true` if there are fewer copies than asked for.
+/// Appends `{"ok":true,"id":…,"rev":…}`, with the text of a new revision, which has no escapes, and with `"accepted":true` if there are fewer copies than asked for.
 fn write_saved(id: &str, revision: &[u8], is_short: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"{\"ok\":true,\"id\":");
     settee_doc::write_json_string(id, rows);
@@ -295,7 +284,7 @@ fn refused(edits: &[Edit]) -> Vec<u8> {
     let mut rows = Vec::new();
     for edit in edits {
         rows.push(if rows.is_empty() { b'[' } else { b',' });
-        let revision = RevisionArg::of(edit).map_or_else(|| "0-".to_owned(), |revision| revision.to_string());
+        let revision = edit.revision.as_ref().map_or_else(|| "0-".to_owned(), Revision::to_string);
         write_failed(&edit.id, Some(&revision), &failure, &mut rows);
     }
     rows.extend_from_slice(b"]\n");

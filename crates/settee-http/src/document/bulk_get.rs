@@ -12,7 +12,7 @@ use super::inline::write_opened;
 use super::open_revs::{self, MIXED};
 use super::options::{DocumentOptions, OpenedLeaf};
 use super::related::{self, Related};
-use super::revision_arg::RevisionArg;
+use super::revision_arg;
 use crate::body::{self, ALLOCATION_BYTES, BodyBudget, multipart};
 use crate::context::RequestContext;
 use crate::error::ApiError;
@@ -33,7 +33,7 @@ const REQUESTED_BYTES: usize = size_of::<RequestedDoc>() + 5 * ALLOCATION_BYTES;
 /// A revision of a document, or all its leaves.
 struct RevisionChoice {
     id: String,
-    revision: Option<RevisionArg>,
+    revision: Option<Revision>,
     /// Whether descendants of the revision are wanted too.
     latest: bool,
     attachments_since: Vec<Revision>,
@@ -48,8 +48,7 @@ impl DocumentKey for RequestedDoc {
         let Ok(choice) = &self.choice else { return false };
         match &choice.revision {
             None => true,
-            Some(RevisionArg::Ours(revision)) => choice.latest || *revision == winner.revision,
-            Some(RevisionArg::Foreign(_)) => false,
+            Some(revision) => choice.latest || *revision == winner.revision,
         }
     }
 }
@@ -139,7 +138,7 @@ fn parse_requested(
     if let Err(error) = database.check_id(&id) {
         return refused(raw_id, null(), error.into());
     }
-    let revision = match raw_rev.map(RevisionArg::parse_json).transpose() {
+    let revision = match raw_rev.map(revision_arg::parse_json).transpose() {
         Ok(revision) => revision,
         Err(failure) => return refused(raw_id, raw_rev.unwrap_or_default().to_owned(), failure),
     };
@@ -170,11 +169,12 @@ fn parse_since(
     }
     let (mut since, mut refused) = (Vec::new(), None);
     json::each_element(raw, no_list, |item| {
-        match RevisionArg::parse_json(item) {
+        match revision_arg::parse_json(item) {
             Err(failure) => refused = refused.take().or_else(|| Some((item.to_owned(), failure))),
-            Ok(RevisionArg::Ours(revision)) => budget.push(revision, 0, &mut since)?,
-            // A foreign revision is an ancestor of no document.
-            Ok(RevisionArg::Foreign(_)) => {}
+            Ok(revision) => {
+                let more_bytes = revision_arg::more_bytes(&revision);
+                budget.push(revision, more_bytes, &mut since)?;
+            }
         }
         Ok(())
     })?;
@@ -268,17 +268,8 @@ impl BulkGetWriter {
             options.attachments = true;
             options.attachments_since = Some(choice.attachments_since.clone());
         }
-        let found = match choice.revision.clone() {
-            None => open_revs::find(&leaves, None, self.latest).await?,
-            Some(RevisionArg::Ours(revision)) => {
-                open_revs::find(&leaves, Some(&[revision]), self.latest).await?
-            }
-            Some(RevisionArg::Foreign(text)) => {
-                self.write_missing(&requested.id, &text, out);
-                self.last = Some(leaves);
-                return Ok(());
-            }
-        };
+        let wanted = choice.revision.as_ref().map(std::slice::from_ref);
+        let found = open_revs::find(&leaves, wanted, self.latest).await?;
         if found.is_empty() {
             self.write_error(&requested.id, requested.rev.as_bytes(), &ApiError::missing(), out);
         }
@@ -291,7 +282,7 @@ impl BulkGetWriter {
                     let opened = options.open_leaf(&leaves, leaf).await?;
                     self.write_leaf(opened, &options, out).await?;
                 }
-                Matched::Missing(revision) => self.write_missing(&requested.id, &revision.to_string(), out),
+                Matched::Missing(revision) => self.write_missing(&requested.id, &revision, out),
             }
             out.flush_full().await?;
         }
@@ -312,18 +303,17 @@ impl BulkGetWriter {
             return Ok(());
         };
         let OpenedLeaf { document, extras, known } = opened;
-        let (id, revision, inner) = (document.id.clone(), document.revision, new_boundary());
+        let (id, revision, inner) = (document.id.clone(), document.revision.to_string(), new_boundary());
         let related = Related::new(document, &extras, known, inner.clone());
         let mut head = format!("\r\n--{boundary}\r\n");
         if related.has_parts() {
-            // Ids with control characters can't be sent in a header; the document has them anyway.
-            if !id.chars().any(char::is_control) {
-                head.push_str(&format!("X-Doc-Id: {id}\r\n"));
+            // Texts with control characters can't be sent in a header; the document has them anyway.
+            for (name, text) in [("X-Doc-Id", &id), ("X-Rev-Id", &revision)] {
+                if !text.chars().any(char::is_control) {
+                    head.push_str(&format!("{name}: {text}\r\n"));
+                }
             }
-            head.push_str(&format!(
-                "X-Rev-Id: {revision}\r\nContent-Type: {}; boundary={inner}",
-                related::TYPE
-            ));
+            head.push_str(&format!("Content-Type: {}; boundary={inner}", related::TYPE));
         } else {
             head.push_str("Content-Type: application/json");
         }
@@ -333,9 +323,9 @@ impl BulkGetWriter {
     }
 
     /// Reports a revision that the document doesn't have.
-    fn write_missing(&self, id: &str, revision: &str, out: &mut ResponseWriter) {
-        let mut rev = Vec::with_capacity(revision.len() + 2);
-        settee_doc::write_json_string(revision, &mut rev);
+    fn write_missing(&self, id: &str, revision: &Revision, out: &mut ResponseWriter) {
+        let mut rev = Vec::new();
+        revision.write_json(&mut rev);
         match &self.format {
             ResponseFormat::Json => self.write_error(id, &rev, &ApiError::missing(), out),
             ResponseFormat::Parts { .. } => {

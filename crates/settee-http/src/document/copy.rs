@@ -5,10 +5,10 @@
 
 use hyper::StatusCode;
 use hyper::header::HeaderName;
-use settee_doc::{Content, Database, Document, Edit, ErrorKind, Revision, Snapshot, Stage};
+use settee_doc::{Content, Database, Document, Edit, ErrorKind, Hash, Revision, Snapshot, Stage};
 
 use super::edited_revision::{check_leaf, one_revision};
-use super::revision_arg::{RevisionArg, one_of};
+use super::revision_arg::{self, one_of};
 use super::saved::saved;
 use crate::context::{RequestContext, location};
 use crate::error::ApiError;
@@ -64,7 +64,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: &Database
     if target.id.starts_with(LOCAL) {
         return put_local(context, database, edit, target.revision.as_deref(), stage).await;
     }
-    RevisionArg::set_if_absent(target.revision.map(|text| RevisionArg::parse(&text)).transpose()?, &mut edit);
+    edit.revision = target.revision.map(|text| revision_arg::parse(&text)).transpose()?;
     check_leaf(database, &edit).await?;
     for (new, attachment) in edit.attachments.iter_mut().zip(&source.attachments) {
         let is_gzip = attachment.gzip_length.is_some();
@@ -78,18 +78,18 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: &Database
     }
     drop(snapshot);
     let revision = database.update(edit, stage).await?;
-    Ok(saved(context, database.name(), status(stage), &target.id, revision))
+    Ok(saved(context, database.name(), status(stage), &target.id, &revision))
 }
 
 /// The document to copy: the winner, or the revision named in the query or `If-Match`.
 async fn source(context: &RequestContext<'_>, snapshot: &Snapshot, id: &str) -> Result<Document, ApiError> {
     if let Some(name) = id.strip_prefix(LOCAL) {
         let body = snapshot.local(name).await?.1;
-        let revision = Revision { generation: 1, hash: Default::default() };
+        let revision = Revision { generation: 1, id: Hash::default().into() };
         return Ok(Document { id: id.to_owned(), revision, deleted: false, body, attachments: Vec::new() });
     }
-    match one_of(context, None, RevisionArg::parse)? {
-        Some(revision_arg) => one_revision(snapshot, id, revision_arg.or_missing()?).await,
+    match one_of(context, None, revision_arg::parse)? {
+        Some(revision) => one_revision(snapshot, id, &revision).await,
         None => Ok(snapshot.document(id).await?),
     }
 }

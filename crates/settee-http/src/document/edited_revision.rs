@@ -12,7 +12,7 @@ use crate::error::ApiError;
 pub(crate) async fn one_revision(
     snapshot: &Snapshot,
     id: &str,
-    revision: Revision,
+    revision: &Revision,
 ) -> Result<Document, ApiError> {
     snapshot.revision(id, revision, false).await?.into_iter().next().ok_or_else(ApiError::missing)
 }
@@ -20,9 +20,6 @@ pub(crate) async fn one_revision(
 /// Fails early with a conflict, before anything is uploaded for the edit. If the edit doesn't fit the visible
 /// revisions, waits for accepted writes to become visible and checks again.
 pub(crate) async fn check_leaf(database: &Database, edit: &Edit) -> Result<(), ApiError> {
-    if edit.revision.is_none() && edit.foreign_revision.is_some() {
-        return Err(revision_arg::conflict());
-    }
     if fits(&database.snapshot(), edit).await? {
         return Ok(());
     }
@@ -34,8 +31,8 @@ pub(crate) async fn check_leaf(database: &Database, edit: &Edit) -> Result<(), A
 }
 
 async fn fits(snapshot: &Snapshot, edit: &Edit) -> Result<bool, ApiError> {
-    Ok(match edit.revision {
-        Some(revision) => snapshot.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == revision),
+    Ok(match &edit.revision {
+        Some(revision) => snapshot.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == *revision),
         None => snapshot.find(&edit.id).await?.is_none_or(|summary| summary.deleted),
     })
 }
@@ -47,7 +44,7 @@ async fn fits(snapshot: &Snapshot, edit: &Edit) -> Result<bool, ApiError> {
 pub(crate) async fn edited_revision(
     database: &Database,
     id: &str,
-    revision: Revision,
+    revision: &Revision,
 ) -> Result<Document, ApiError> {
     let found = one_revision(&database.snapshot(), id, revision).await;
     let found = match found {

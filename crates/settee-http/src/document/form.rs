@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use hyper::header;
-use settee_doc::{Content, Database, Edit, NewAttachment};
+use settee_doc::{Content, Database, Edit, NewAttachment, Revision};
 
 use super::edited_revision::edited_revision;
 use super::parts::Parts;
 use super::related::{self, Uploads};
-use super::revision_arg::{RevisionArg, one_of, or_conflict};
+use super::revision_arg::{self, one_of};
 use super::saved::saved_as;
 use crate::body::multipart::{self, Head};
 use crate::body::{BodyBuffer, BufferedBody, MemoryPermit};
@@ -35,7 +35,7 @@ const UNKNOWN_TYPE: &str = "application/octet-stream";
 #[derive(Default)]
 struct Form {
     document: Option<BufferedBody>,
-    revision: Option<RevisionArg>,
+    revision: Option<Revision>,
     files: Vec<NewAttachment>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) async fn post(
         }
     }
     let revision = database.update(edit, concern.stage).await?;
-    Ok(saved_as(concern.status(StatusCode::CREATED), id, revision))
+    Ok(saved_as(concern.status(StatusCode::CREATED), id, &revision))
 }
 
 /// Checks that the form came from a page of this server, because any page can make a browser send a form.
@@ -95,7 +95,9 @@ async fn read(
                 let buffer = BodyBuffer::new(server.limits.request_bytes_max).without_waiting();
                 form.document = Some(parts.collect(context, buffer).await?);
             }
-            (Some("_rev"), None) => form.revision = Some(RevisionArg::parse(&field(parts, context).await?)?),
+            (Some("_rev"), None) => {
+                form.revision = Some(revision_arg::parse(&field(parts, context).await?)?);
+            }
             (Some("_attachments"), Some(name)) => {
                 let file = upload(parts, context, database, id, name, &head, &mut uploads).await?;
                 form.files.push(file);
@@ -149,17 +151,16 @@ async fn edit_of(
     database: &Database,
     id: &str,
     document: Option<BufferedBody>,
-    revision: Option<RevisionArg>,
+    revision: Option<Revision>,
 ) -> Result<(Edit, MemoryPermit), ApiError> {
     if let Some(body) = document {
         let (mut edit, permit) = context.parse_edit(body).await?;
         id.clone_into(&mut edit.id);
-        RevisionArg::set_if_absent(one_of(context, RevisionArg::of(&edit), RevisionArg::parse)?, &mut edit);
+        revision_arg::set_if_absent(one_of(context, edit.revision.clone(), revision_arg::parse)?, &mut edit);
         return Ok((edit, permit));
     }
     let revision = revision.ok_or_else(|| ApiError::bad_request("Invalid rev format"))?;
-    let revision = revision.or_missing().map_err(or_conflict)?;
-    let mut edit = Edit::again(&edited_revision(database, id, revision).await?);
+    let mut edit = Edit::again(&edited_revision(database, id, &revision).await?);
     edit.deleted = false;
     Ok((edit, MemoryPermit::default()))
 }

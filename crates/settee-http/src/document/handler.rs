@@ -10,11 +10,11 @@ use super::edited_revision::{check_leaf, one_revision};
 use super::inline::write_document;
 use super::options::{DocumentOptions, known_generation};
 use super::parts::Parts;
-use super::revision_arg::{self, RevisionArg, one_of};
+use super::revision_arg::{self, one_of};
 use super::saved::{saved, saved_as};
 use super::{copy, form, open_revs, related};
 use crate::body::multipart;
-use crate::context::{RequestContext, etag, matches_tag, not_modified};
+use crate::context::{RequestContext, etag, matches_tag, not_modified, set_etag};
 use crate::error::ApiError;
 use crate::response::{self, Body, HandlerResult, writer};
 
@@ -53,7 +53,7 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
             }
         }
         options = DocumentOptions::from_query(query)?;
-        revision = query.get("rev").map(|text| RevisionArg::parse(&text)).transpose()?;
+        revision = query.get("rev").map(|text| revision_arg::parse(&text)).transpose()?;
         // With `latest` CouchDB returns the winner regardless of `rev`.
         if query.is_true("latest") {
             revision = None;
@@ -70,16 +70,16 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
     let document = match revision {
         None if deleted => snapshot.document_or_deleted(id).await?.ok_or_else(ApiError::missing)?,
         None => snapshot.document(id).await?,
-        Some(revision_arg) => one_revision(&snapshot, id, revision_arg.or_missing()?).await?,
+        Some(revision) => one_revision(&snapshot, id, &revision).await?,
     };
     let extras = options.extras(&snapshot, &document).await?;
     let has_meta = !extras.conflicts.is_empty()
         || !extras.deleted_conflicts.is_empty()
         || extras.local_seq.is_some()
         || !extras.revs_info.is_empty();
-    let tag = etag(document.revision);
-    if !has_meta && matches_tag(context, &tag) {
-        return Ok(not_modified(tag));
+    let tag = etag(&document.revision).filter(|_| !has_meta);
+    if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(context, tag)) {
+        return Ok(not_modified(tag.clone()));
     }
     let has_content = options.attachments && !document.attachments.is_empty();
     let mut response = if has_content && multipart::accepts(context.header(header::ACCEPT), related::TYPE) {
@@ -99,9 +99,7 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
         text.push(b'\n');
         response::json(StatusCode::OK, text)
     };
-    if !has_meta {
-        response::set_header(&mut response, header::ETAG, tag);
-    }
+    set_etag(&mut response, tag);
     Ok(response)
 }
 
@@ -117,15 +115,15 @@ async fn without_body(
     if summary.deleted {
         return Err(not_found("deleted"));
     }
-    let tag = etag(summary.revision);
-    if matches_tag(context, &tag) {
-        return Ok(Some(not_modified(tag)));
+    let tag = etag(&summary.revision);
+    if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(context, tag)) {
+        return Ok(Some(not_modified(tag.clone())));
     }
     if !context.is_head() {
         return Ok(None);
     }
     let mut response = response::empty(StatusCode::OK);
-    response::set_header(&mut response, header::ETAG, tag);
+    set_etag(&mut response, tag);
     Ok(Some(response))
 }
 
@@ -145,13 +143,10 @@ async fn put(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
     let parsed = context.parse_edit(body).await;
     let (mut edit, _permit) = parsed.map_err(|error| with_id(error, id))?;
     id.clone_into(&mut edit.id);
-    RevisionArg::set_if_absent(one_of(context, RevisionArg::of(&edit), RevisionArg::parse)?, &mut edit);
+    revision_arg::set_if_absent(one_of(context, edit.revision.clone(), revision_arg::parse)?, &mut edit);
     let deleted = edit.deleted;
     if replicated {
         revision_arg::check_replicated(&edit)?;
-        if let Some(failure) = revision_arg::refusal(&edit) {
-            return Err(failure);
-        }
     }
     if let Some(parts) = &mut parts {
         if !replicated {
@@ -169,7 +164,7 @@ async fn put(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
         database.update(edit, concern.stage).await?
     };
     let status = concern.status(if deleted { StatusCode::OK } else { StatusCode::CREATED });
-    Ok(saved(context, database.name(), status, id, revision))
+    Ok(saved(context, database.name(), status, id, &revision))
 }
 
 /// Puts the id from the path in the reason of a 413, where CouchDB has it.
@@ -182,9 +177,9 @@ fn with_id(mut failure: ApiError, id: &str) -> ApiError {
 
 async fn delete(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &str) -> HandlerResult {
     let concern = context.write_concern()?;
-    let revision_arg = one_of(context, None, RevisionArg::parse)?;
+    let named = one_of(context, None, revision_arg::parse)?;
     let mut found = database.snapshot().find(id).await?;
-    if revision_arg.is_some() && found.is_none_or(|summary| summary.deleted) {
+    if named.is_some() && found.as_ref().is_none_or(|summary| summary.deleted) {
         // The document may have been accepted just now and not be visible yet.
         database.barrier().await?;
         found = database.snapshot().find(id).await?;
@@ -197,8 +192,6 @@ async fn delete(context: &mut RequestContext<'_>, database: &Arc<Database>, id: 
         }
         Some(_) => {}
     }
-    let mut edit = Edit::delete(id, None);
-    RevisionArg::set_if_absent(revision_arg, &mut edit);
-    let revision = database.update(edit, concern.stage).await?;
-    Ok(saved_as(concern.status(StatusCode::OK), id, revision))
+    let revision = database.update(Edit::delete(id, named), concern.stage).await?;
+    Ok(saved_as(concern.status(StatusCode::OK), id, &revision))
 }

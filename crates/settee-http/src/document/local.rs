@@ -6,7 +6,7 @@ use hyper::header;
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Edit};
 
-use super::revision_arg::{RevisionArg, one_of};
+use super::revision_arg::{self, one_of};
 use super::{copy, open_revs};
 use crate::context::{RequestContext, WriteConcern, location, tagged_by_content};
 use crate::error::ApiError;
@@ -47,7 +47,7 @@ async fn get(context: &RequestContext<'_>, database: &Database, id: &str) -> Han
         }
     }
     if let Some(revision) = query.get("rev") {
-        RevisionArg::parse(&revision)?;
+        revision_arg::parse(&revision)?;
         if !query.is_true("latest") {
             return Err(ApiError::missing());
         }

@@ -8,7 +8,7 @@ use settee_doc::{Leaves, Matched, Revision, Snapshot};
 use super::inline::write_opened;
 use super::options::DocumentOptions;
 use super::related::Related;
-use super::revision_arg::RevisionList;
+use super::revision_arg;
 use crate::body::multipart;
 use crate::context::RequestContext;
 use crate::error::ApiError;
@@ -22,10 +22,10 @@ pub(crate) const MIXED: &str = "multipart/mixed";
 const ERROR_HEAD: &[u8] = b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n";
 
 /// Parses `open_revs`: a list of revisions, or None for all leaves.
-pub(crate) fn parse(list: &str) -> Result<Option<RevisionList>, ApiError> {
+pub(crate) fn parse(list: &str) -> Result<Option<Vec<Revision>>, ApiError> {
     match list {
         "all" => Ok(None),
-        list => RevisionList::parse_value(list).map(Some),
+        list => revision_arg::parse_list_value(list).map(Some),
     }
 }
 
@@ -46,14 +46,12 @@ pub(crate) async fn get(
     context: &RequestContext<'_>,
     snapshot: Snapshot,
     id: &str,
-    wanted: Option<RevisionList>,
+    wanted: Option<Vec<Revision>>,
 ) -> HandlerResult {
     let options = DocumentOptions::from_query(context.query())?;
     let leaves = snapshot.open_leaves(id).await?;
-    let ours = wanted.as_ref().map(|wanted| &*wanted.ours);
-    let found = find(&leaves, ours, context.query().is_true("latest")).await?;
-    let foreign = wanted.map(|wanted| wanted.foreign).unwrap_or_default();
-    if found.is_empty() && foreign.is_empty() {
+    let found = find(&leaves, wanted.as_deref(), context.query().is_true("latest")).await?;
+    if found.is_empty() {
         return Err(ApiError::missing());
     }
     let boundary = multipart::accepts(context.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
@@ -65,10 +63,6 @@ pub(crate) async fn get(
             // Reads from memory never yield, so this task must.
             tokio::task::consume_budget().await;
             answer.write(matched, &mut out).await?;
-            out.flush_full().await?;
-        }
-        for text in foreign {
-            answer.write_foreign(&text, &mut out.buffer);
             out.flush_full().await?;
         }
         answer.end(&mut out);
@@ -111,7 +105,7 @@ impl Revisions {
         let index = match matched {
             Matched::Leaf(index) => index,
             Matched::Missing(revision) => {
-                write_missing(&revision.to_string(), &mut out.buffer);
+                write_missing(&revision, &mut out.buffer);
                 return Ok(());
             }
         };
@@ -135,24 +129,10 @@ impl Revisions {
             }
             Matched::Missing(revision) => {
                 out.buffer.extend_from_slice(ERROR_HEAD);
-                write_missing(&revision.to_string(), &mut out.buffer);
+                write_missing(&revision, &mut out.buffer);
                 Ok(())
             }
         }
-    }
-
-    /// Reports a revision that no document here can have as missing.
-    fn write_foreign(&mut self, text: &str, out: &mut Vec<u8>) {
-        if let Some(boundary) = &self.boundary {
-            out.extend_from_slice(ERROR_HEAD);
-            write_missing(text, out);
-            out.extend_from_slice(format!("\r\n--{boundary}").as_bytes());
-            return;
-        }
-        if !std::mem::take(&mut self.is_first) {
-            out.push(b',');
-        }
-        write_missing(text, out);
     }
 
     fn end(&self, out: &mut ResponseWriter) {
@@ -161,8 +141,8 @@ impl Revisions {
 }
 
 /// Appends `{"missing":"…"}`.
-fn write_missing(revision: &str, out: &mut Vec<u8>) {
+fn write_missing(revision: &Revision, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"missing\":");
-    settee_doc::write_json_string(revision, out);
+    revision.write_json(out);
     out.push(b'}');
 }

@@ -1,8 +1,8 @@
 //! The options for reading a document, and what they add to its JSON.
 
-use settee_doc::{Document, Extras, Leaves, Revision, Snapshot};
+use settee_doc::{Document, Extras, Leaves, Revision, RevisionId, Snapshot};
 
-use super::revision_arg::RevisionList;
+use super::revision_arg;
 use crate::error::ApiError;
 use crate::query::Query;
 
@@ -32,8 +32,7 @@ impl DocumentOptions {
         let mut options = DocumentOptions::default();
         for (name, value) in query.pairs() {
             if name == "atts_since" {
-                // A foreign revision is an ancestor of no document.
-                options.attachments_since = Some(RevisionList::parse_value(&value)?.ours);
+                options.attachments_since = Some(revision_arg::parse_list_value(&value)?);
                 options.attachments = true;
             }
             if value != "true" {
@@ -65,11 +64,11 @@ impl DocumentOptions {
             return Ok(extras);
         }
         extras.encoding = self.encoding;
-        let (id, revision) = (document.id.as_str(), document.revision);
+        let (id, revision) = (document.id.as_str(), &document.revision);
         if self.revs || self.revs_info || self.conflicts || self.deleted_conflicts {
             let leaves = snapshot.open_leaves(id).await?;
             for (index, leaf) in leaves.iter().enumerate() {
-                let is_own = leaf.revision == revision;
+                let is_own = leaf.revision == *revision;
                 if is_own && (self.revs || self.revs_info) {
                     let history = leaves.history(index).await?;
                     if self.revs_info {
@@ -101,7 +100,7 @@ impl DocumentOptions {
             true => leaves.history(index).await?,
             false => Vec::new(),
         };
-        let known = since.map_or(0, |since| newest_known(document.revision, &history, since));
+        let known = since.map_or(0, |since| newest_known(&document.revision, &history, since));
         let revisions = self.revs.then_some(history);
         let extras = Extras { revisions, encoding: self.encoding, ..Extras::default() };
         Ok(OpenedLeaf { document, extras, known })
@@ -123,29 +122,29 @@ pub(crate) async fn known_generation(
     options: &DocumentOptions,
 ) -> Result<u32, ApiError> {
     let Some(since) = &options.attachments_since else { return Ok(0) };
-    let history = snapshot.history(&document.id, document.revision).await?;
-    Ok(newest_known(document.revision, &history, since))
+    let history = snapshot.history(&document.id, &document.revision).await?;
+    Ok(newest_known(&document.revision, &history, since))
 }
 
 /// The generation of the newest of `since` in the history that leads to `revision`.
-fn newest_known(revision: Revision, history: &[[u8; 16]], since: &[Revision]) -> u32 {
+fn newest_known(revision: &Revision, history: &[RevisionId], since: &[Revision]) -> u32 {
     let has = |known: &&Revision| {
         let age = revision.generation.checked_sub(known.generation);
-        age.and_then(|age| history.get(age as usize)) == Some(&known.hash)
+        age.and_then(|age| history.get(age as usize)) == Some(&known.id)
     };
     since.iter().filter(has).map(|known| known.generation).max().unwrap_or(0)
 }
 
 /// `_revs_info`. Of a leaf's path only the leaf's body is stored.
-fn revisions_info(document: &Document, history: &[[u8; 16]]) -> Vec<(Revision, &'static str)> {
+fn revisions_info(document: &Document, history: &[RevisionId]) -> Vec<(Revision, &'static str)> {
     let newest = document.revision.generation;
-    let revisions = history.iter().zip(0u32..).map(|(hash, age)| {
+    let revisions = history.iter().zip(0u32..).map(|(id, age)| {
         let status = match age {
             0 if document.deleted => "deleted",
             0 => "available",
             _ => "missing",
         };
-        (Revision { generation: newest.saturating_sub(age), hash: *hash }, status)
+        (Revision { generation: newest.saturating_sub(age), id: id.clone() }, status)
     });
     revisions.collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision};
 
-use super::revision_arg::{RevisionArg, RevisionList};
+use super::revision_arg;
 use crate::body::{self, ALLOCATION_BYTES, BodyBudget};
 use crate::context::RequestContext;
 use crate::error::ApiError;
@@ -23,7 +23,7 @@ pub(crate) async fn diff(context: &mut RequestContext<'_>, database: Arc<Databas
             }
             settee_doc::write_json_string(&item.id, text);
             text.extend_from_slice(b":{\"missing\":");
-            item.write_missing(text);
+            json::revisions(&item.missing, text);
             if !item.ancestors.is_empty() {
                 text.extend_from_slice(b",\"possible_ancestors\":");
                 json::revisions(&item.ancestors, text);
@@ -46,7 +46,7 @@ pub(crate) async fn missing(context: &mut RequestContext<'_>, database: Arc<Data
             }
             settee_doc::write_json_string(&item.id, text);
             text.push(b':');
-            item.write_missing(text);
+            json::revisions(&item.missing, text);
         }
     });
     text.extend_from_slice(b"}\n");
@@ -63,22 +63,7 @@ const ROW_BYTES: usize = 96;
 struct MissingRevisions {
     id: String,
     missing: Vec<Revision>,
-    /// Missing revisions that no document here can have.
-    foreign: Vec<String>,
     ancestors: Vec<Revision>,
-}
-
-impl MissingRevisions {
-    /// Appends the list of all missing revisions.
-    fn write_missing(&self, out: &mut Vec<u8>) {
-        json::revisions(&self.missing, out);
-        for text in &self.foreign {
-            out.pop();
-            out.extend_from_slice(if out.ends_with(b"[") { b"" } else { b"," });
-            settee_doc::write_json_string(text, out);
-            out.push(b']');
-        }
-    }
 }
 
 async fn missing_revisions(
@@ -92,23 +77,22 @@ async fn missing_revisions(
     let (requested, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
     let snapshot = database.snapshot();
     let mut missing_revisions = Vec::new();
-    for (id, RevisionList { ours, foreign }) in requested {
+    for (id, revisions) in requested {
         // Lookups in the memory's index never yield, so this task must.
         tokio::task::consume_budget().await;
-        let newest_foreign = foreign.iter().map(|text| RevisionArg::generation_of(text)).max().unwrap_or(0);
-        let (missing, ancestors) = snapshot.missing(&id, &ours, newest_foreign).await?;
-        if !missing.is_empty() || !foreign.is_empty() {
-            missing_revisions.push(MissingRevisions { id, missing, foreign, ancestors });
+        let (missing, ancestors) = snapshot.missing(&id, &revisions).await?;
+        if !missing.is_empty() {
+            missing_revisions.push(MissingRevisions { id, missing, ancestors });
         }
     }
     Ok(missing_revisions)
 }
 
 /// Parses ids with their revisions.
-fn parse(text: &[u8], budget: &mut BodyBudget) -> Result<Vec<(String, RevisionList)>, ApiError> {
+fn parse(text: &[u8], budget: &mut BodyBudget) -> Result<Vec<(String, Vec<Revision>)>, ApiError> {
     let mut requested = Vec::new();
     json::each_member(text, |id, list| {
-        let list = RevisionList::parse(list, budget)?;
+        let list = revision_arg::parse_list(list, budget)?;
         budget.push((id.into_owned(), list), ID_BYTES, &mut requested)
     })?;
     Ok(requested)

@@ -4,7 +4,7 @@ use hyper::header;
 use hyper::{Response, StatusCode};
 use settee_doc::Revision;
 
-use crate::context::{RequestContext, etag, location};
+use crate::context::{RequestContext, etag, location, set_etag};
 use crate::response::{self, Body};
 
 /// The response to a write: the revision, its ETag and the `Location`.
@@ -13,7 +13,7 @@ pub(crate) fn saved(
     name: &str,
     status: StatusCode,
     id: &str,
-    revision: Revision,
+    revision: &Revision,
 ) -> Response<Body> {
     let mut response = saved_as(status, id, revision);
     response::set_header(&mut response, header::LOCATION, location(context, name, Some(id)));
@@ -21,10 +21,8 @@ pub(crate) fn saved(
 }
 
 /// As [`saved`], without `Location`.
-pub(crate) fn saved_as(status: StatusCode, id: &str, revision: Revision) -> Response<Body> {
-    let tag = etag(revision);
-    let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
-    let mut response = response::saved(status, id, text);
-    response::set_header(&mut response, header::ETAG, tag);
+pub(crate) fn saved_as(status: StatusCode, id: &str, revision: &Revision) -> Response<Body> {
+    let mut response = response::saved(status, id, &revision.to_string());
+    set_etag(&mut response, etag(revision));
     response
 }

@@ -45,9 +45,9 @@ pub(crate) fn saved(status: StatusCode, id: &str, revision: &str) -> Response<Bo
     let mut text = Vec::with_capacity(id.len() + revision.len() + 40);
     text.extend_from_slice(b"{\"ok\":true,\"id\":");
     settee_doc::write_json_string(id, &mut text);
-    text.extend_from_slice(b",\"rev\":\"");
-    text.extend_from_slice(revision.as_bytes());
-    text.extend_from_slice(b"\"}\n");
+    text.extend_from_slice(b",\"rev\":");
+    settee_doc::write_json_string(revision, &mut text);
+    text.extend_from_slice(b"}\n");
     json(status, text)
 }
 

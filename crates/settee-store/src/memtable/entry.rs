@@ -4,7 +4,7 @@
 //! record's end. The numbers are zigzag LEB128, as most are small and some negative.
 
 /// Longest key in bytes.
-pub(super) const KEY_SIZE_MAX: usize = (8 << 10) + 16;
+pub(super) const KEY_SIZE_MAX: usize = crate::KEY_SIZE_MAX + 16;
 
 /// Longest value in bytes.
 pub(super) const VALUE_SIZE_MAX: usize = 4 << 10;

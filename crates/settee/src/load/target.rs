@@ -252,10 +252,10 @@ impl Local {
         let mut is_missing = Vec::with_capacity(items.len());
         for item in items {
             let revision = item.revision.as_deref().unwrap_or_default();
-            is_missing.push(match Revision::parse_any(revision) {
-                Ok(Some(revision)) => !snapshot.missing(&item.id, &[revision], 0).await?.0.is_empty(),
+            is_missing.push(match revision.parse() {
+                Ok(revision) => !snapshot.missing(&item.id, &[revision]).await?.0.is_empty(),
                 // `store` refuses an invalid revision with its reason.
-                Ok(None) | Err(_) => true,
+                Err(_) => true,
             });
         }
         Ok(is_missing)

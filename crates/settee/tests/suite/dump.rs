@@ -90,6 +90,40 @@ fn a_complete_dump_restores_every_leaf_attachment_and_local_document() {
 }
 
 #[test]
+fn a_dump_restores_revisions_of_any_text() {
+    let home = tempfile::tempdir().unwrap();
+    let [data, copy] = ["data", "copy"].map(|name| home.path().join(name));
+    let server = Server::start(&data);
+    server.send_ok("PUT", "/texts", "");
+    let leaf = |ids: Value| {
+        let start = ids.as_array().unwrap().len();
+        json!({ "_id": "a", "n": start, "_revisions": { "start": start, "ids": ids },
+            "_rev": format!("{start}-{}", ids[0].as_str().unwrap()) })
+    };
+    let long = "x".repeat(255);
+    let mut chain: Vec<String> = (0..40).map(|number| format!("{number}{}", "-".repeat(200))).collect();
+    chain.push("1-\"\u{fc}\n".to_owned());
+    let docs = [leaf(json!(["x"])), leaf(json!([hash('a'), "", long])), leaf(json!(chain))];
+    let body = json!({ "new_edits": false, "docs": docs }).to_string();
+    server.send_ok("POST", "/texts/_bulk_docs", &body);
+    let url = server.admin_url();
+    let dump = |target: [&str; 2]| ok(&[&["dump", "--db", "texts"], &COMPLETE[..], &target].concat(), b"").0;
+    let dumped = dump(["--url", &url]);
+    assert_eq!(dumped.lines().count(), 3, "{dumped}");
+    for text in ["\"1-x\"", "\"ids\":[\"x\"]", "1-\\\"\u{fc}\\n", &long, &chain[39]] {
+        assert!(dumped.contains(text), "{text}: {dumped}");
+    }
+    let directory = ["--data-dir", name(&copy)];
+    for count in ["loaded 3 documents (0 already there", "loaded 0 documents (3 already there"] {
+        let load = [&["load", "-", "--create", "--db", "texts"], &directory[..]].concat();
+        assert!(ok(&load, dumped.as_bytes()).0.starts_with(count));
+    }
+    assert_eq!(lines(&dump(directory)), lines(&dumped));
+    server.stop();
+    assert_eq!(lines(&dump(["--data-dir", name(&data)])), lines(&dumped));
+}
+
+#[test]
 fn a_dump_of_several_pages_of_changes_contains_each_document_once() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start(&home.path().join("data"));

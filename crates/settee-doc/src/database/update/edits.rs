@@ -14,13 +14,12 @@ use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, Updater};
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
-use crate::documents::keys::{
-    PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_meta, encode_number, local_key, path_key,
-};
+use crate::documents::keys::{encode_number, local_key, path_key};
 use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
+use crate::documents::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_count};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, leaves, merge};
 use crate::documents::{
-    DOCUMENT_BYTES_LIMIT, Edit, Hash, Revision, check_document_id, partition_of, partition_prefix,
+    DOCUMENT_BYTES_LIMIT, Edit, Revision, RevisionId, check_document_id, partition_of, partition_prefix,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -70,7 +69,7 @@ impl Updater<'_> {
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
-        if edit.revision.is_some() || edit.foreign_revision.is_some() {
+        if edit.revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
         let mut batch = Batch::new();
@@ -94,12 +93,11 @@ impl Updater<'_> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
-        let parent = match (edit.revision, old.first()) {
-            (None, _) if edit.foreign_revision.is_some() => return Err(Error::conflict()),
+        let parent = match (&edit.revision, old.first()) {
             (None, None) => None,
             (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
             (Some(revision), Some(_)) => {
-                Some(old.iter().find(|leaf| leaf.revision == revision).ok_or_else(Error::conflict)?)
+                Some(old.iter().find(|leaf| leaf.revision == *revision).ok_or_else(Error::conflict)?)
             }
             _ => return Err(Error::conflict()),
         };
@@ -109,14 +107,14 @@ impl Updater<'_> {
         // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
         let digest = digest(edit, &attachments);
-        let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, &digest);
+        let revision = Revision::next(parent.map(|leaf| &leaf.revision), edit.deleted, &digest);
         let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
-        let mut path = vec![revision.hash];
-        path.extend(parent.iter().flat_map(|leaf| &leaf.path));
-        let replaced = parent.map(|leaf| leaf.revision);
+        let mut path = vec![revision.id.clone()];
+        path.extend(parent.iter().flat_map(|leaf| leaf.path.iter().cloned()));
+        let replaced = parent.map(|leaf| &leaf.revision);
         let mut new: Vec<TreeLeaf> =
-            old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
-        let leaf = new_leaf(edit, revision, path, attachments)?;
+            old.iter().filter(|leaf| Some(&leaf.revision) != replaced).cloned().collect();
+        let leaf = new_leaf(edit, revision.clone(), path, attachments)?;
         self.check_partition(&latest, &edit.id, parent, &leaf).await?;
         new.push(leaf);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
@@ -153,25 +151,25 @@ impl Updater<'_> {
 
     async fn decide_replicated(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
-        if edit.foreign_revision.is_some() {
-            return Err(Error::bad_request("Revisions have 32 hexadecimal digits here."));
-        }
-        let revision = edit.revision.ok_or_else(|| {
+        let revision = edit.revision.clone().ok_or_else(|| {
             Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
         })?;
-        let path = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
+        if revision.generation == 0 {
+            return Err(Error::bad_request("Invalid rev format"));
+        }
+        let path = if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() };
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
         let mut new = old.clone();
-        if old.iter().any(|leaf| leaf.descends_from(revision)) {
+        if old.iter().any(|leaf| leaf.descends_from(&revision)) {
             // Already known: the uploads that came with it are removed.
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
         checked?;
-        let stubs = Stubs::of_replica(&latest, edit, revision, &path, &old).await?;
+        let stubs = Stubs::of_replica(&latest, edit, &revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
-        let leaf = new_leaf(edit, revision, path, attachments)?;
+        let leaf = new_leaf(edit, revision.clone(), path, attachments)?;
         let oldest_generation = oldest_generation_needed(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, oldest_generation.min(revision.generation)).await?;
@@ -246,7 +244,7 @@ fn check_edit(edit: &Edit) -> Result<()> {
 fn new_leaf(
     edit: &Edit,
     revision: Revision,
-    path: Vec<Hash>,
+    path: Vec<RevisionId>,
     mut attachments: Vec<Attachment>,
 ) -> Result<TreeLeaf> {
     let mut out_of_line_bytes = 0;
@@ -285,11 +283,12 @@ async fn oldest_generation_needed(latest: &StoreSnapshot, id: &str, leaf: &TreeL
     let oldest = generation - (leaf.path.len() as u32 - 1);
     let mut boundary = chunk_boundary(generation);
     while boundary > 0 {
-        let Some(hash) = leaf.ancestor(boundary) else {
+        let Some(ancestor_id) = leaf.ancestor(boundary) else {
             return Ok(oldest);
         };
-        let chunk = latest.get(&path_key(id, Revision { generation: boundary, hash })).await?;
-        if chunk.is_some_and(|chunk| decode_chunk_meta(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
+        let ancestor = Revision { generation: boundary, id: ancestor_id.clone() };
+        let chunk = latest.get(&path_key(id, &ancestor)).await?;
+        if chunk.is_some_and(|chunk| decode_chunk_count(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
             return Ok(generation);
         }
         boundary = chunk_boundary(boundary);

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use settee_store::Snapshot as StoreSnapshot;
 
-use super::records::{Records, remove_unused_attachments, rewrite};
+use super::records::{Records, remove_cut_ancestors, remove_unused_attachments, rewrite};
 use super::updater::Updater;
 use crate::Result;
 use crate::database::counters::{Counter, remove_purge_infos};
@@ -37,8 +37,7 @@ impl Updater<'_> {
         let old = leaves(&latest, id).await?;
         let mut kept = old.clone();
         let mut asked = HashSet::with_capacity(revisions.len());
-        let once: Vec<Revision> =
-            revisions.iter().copied().filter(|revision| asked.insert(*revision)).collect();
+        let once: Vec<&Revision> = revisions.iter().filter(|revision| asked.insert(*revision)).collect();
         kept.retain(|leaf| !asked.contains(&leaf.revision));
         let mut records = Records::default();
         if kept.len() < old.len() {
@@ -65,8 +64,8 @@ impl Updater<'_> {
         self.frees_space &= kept.is_empty();
         self.uncommitted_ids.insert(id.to_owned());
         self.records = records;
-        let leaves: HashSet<Revision> = old.iter().map(|leaf| leaf.revision).collect();
-        Ok(once.into_iter().filter(|revision| leaves.contains(revision)).collect())
+        let leaves: HashSet<&Revision> = old.iter().map(|leaf| &leaf.revision).collect();
+        Ok(once.into_iter().filter(|revision| leaves.contains(revision)).cloned().collect())
     }
 }
 
@@ -74,8 +73,11 @@ impl Updater<'_> {
 async fn remove(latest: &StoreSnapshot, id: &str, old: &[TreeLeaf]) -> Result<Records> {
     let mut records = Records::default();
     records.batch.delete(&document_key(id));
-    for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
-        records.batch.delete(&conflict_key(id, leaf.revision));
+    for leaf in old {
+        if !leaf.stored_as_winner {
+            records.batch.delete(&conflict_key(id, &leaf.revision));
+        }
+        remove_cut_ancestors(&mut records.batch, id, leaf);
     }
     remove_unused_attachments(&mut records, latest, id, old, &[]).await?;
     Ok(records)
@@ -87,9 +89,8 @@ fn purge_info(id: &str, revisions: &[Revision]) -> Bytes {
     write_json_string(id, &mut text);
     text.extend_from_slice(b",\"revs\":[");
     for (index, revision) in revisions.iter().enumerate() {
-        text.extend_from_slice(if index == 0 { b"\"" } else { b",\"" });
-        revision.write(&mut text);
-        text.push(b'"');
+        text.extend_from_slice(if index == 0 { b"" } else { b"," });
+        revision.write_json(&mut text);
     }
     text.extend_from_slice(b"]}");
     text.into()

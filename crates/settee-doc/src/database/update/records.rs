@@ -6,19 +6,16 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
 use crate::Result;
 use crate::attachments::{Attachment, UnreferencedUpload, UploadGuard, remove_unused};
 use crate::database::counters::Counter;
-use crate::documents::Revision;
 use crate::documents::design::DESIGN_PREFIX;
-use crate::documents::keys::{
-    PATH_CHUNK_COUNT, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta, encode_leaf_meta,
-    path_key,
-};
+use crate::documents::keys::{conflict_key, document_key, encode_leaf_meta, path_key};
+use crate::documents::path::{PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, needs_chunk, unused_chunks};
+use crate::documents::{Revision, RevisionId};
 
 /// Records that are committed together, and the effects of their commit.
 #[derive(Default)]
@@ -86,20 +83,23 @@ pub(super) async fn rewrite(
         );
         match wins {
             true => batch.put_value(&document_key(id), &meta, body, true),
-            false => batch.put_value(&conflict_key(id, leaf.revision), &meta, body, false),
+            false => batch.put_value(&conflict_key(id, &leaf.revision), &meta, body, false),
         }
         if matches!(leaf.body, LeafBody::New(..)) {
             let starts_path_chunk = generation % PATH_CHUNK_COUNT == 1;
             is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || starts_path_chunk;
         } else if wins && !leaf.stored_as_winner {
-            batch.delete(&conflict_key(id, leaf.revision));
+            batch.delete(&conflict_key(id, &leaf.revision));
         }
     }
     let kept = revisions(new);
     for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
         if !kept.contains(&leaf.revision) {
-            batch.delete(&conflict_key(id, leaf.revision));
+            batch.delete(&conflict_key(id, &leaf.revision));
         }
+    }
+    for leaf in old.iter().filter(|leaf| !kept.contains(&leaf.revision)) {
+        remove_cut_ancestors(batch, id, leaf);
     }
     if is_pruning_due {
         prune(batch, latest, id, new, revs_limit).await?;
@@ -108,8 +108,16 @@ pub(super) async fn rewrite(
     Ok(records)
 }
 
-fn revisions(leaves: &[TreeLeaf]) -> HashSet<Revision> {
-    leaves.iter().map(|leaf| leaf.revision).collect()
+fn revisions(leaves: &[TreeLeaf]) -> HashSet<&Revision> {
+    leaves.iter().map(|leaf| &leaf.revision).collect()
+}
+
+/// Removes the chunk of a removed leaf's cut tail. At a chunk boundary the chunk is kept, since the leaf's
+/// descendants may need it; pruning removes it.
+pub(super) fn remove_cut_ancestors(batch: &mut Batch, id: &str, leaf: &TreeLeaf) {
+    if leaf.cut_ancestors().is_some() && !leaf.revision.generation.is_multiple_of(PATH_CHUNK_COUNT) {
+        batch.delete(&path_key(id, &leaf.revision));
+    }
 }
 
 /// Removes path chunks that have become too old for every leaf. It looks only at the oldest ones and runs
@@ -160,7 +168,7 @@ pub(super) async fn remove_unused_attachments(
 
 /// Adds the chunks of a new leaf's path that aren't stored, or are stored with fewer ancestors: a replica may
 /// know more of the path than an earlier one. Chunks that are too old are left out. Returns whether any were
-/// added.
+/// added, except that of a cut tail.
 async fn put_chunks(
     batch: &mut Batch,
     latest: &StoreSnapshot,
@@ -168,19 +176,33 @@ async fn put_chunks(
     leaf: &TreeLeaf,
     revs_limit: u32,
 ) -> Result<bool> {
+    if let Some(ancestors) = leaf.cut_ancestors() {
+        put_chunk(batch, latest, id, &leaf.revision, ancestors).await?;
+    }
     let mut has_put = false;
     for (chunk_revision, ancestors) in leaf.chunks() {
         if !needs_chunk(leaf.revision.generation, chunk_revision.generation, revs_limit) {
             break;
         }
-        let key = path_key(id, chunk_revision);
-        let stored = latest.get(&key).await?;
-        let stored_count = stored.map_or(0, |chunk| decode_chunk_meta(&chunk.meta));
-        if stored_count < ancestors.len() {
-            let hashes = Bytes::copy_from_slice(ancestors.as_flattened());
-            batch.put(&key, &encode_chunk_meta(ancestors.len()), hashes, false);
-            has_put = true;
-        }
+        has_put |= put_chunk(batch, latest, id, &chunk_revision, ancestors).await?;
     }
     Ok(has_put)
+}
+
+/// Adds the chunk of a revision's ancestors unless it is stored with as many.
+async fn put_chunk(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    revision: &Revision,
+    ancestors: &[RevisionId],
+) -> Result<bool> {
+    let key = path_key(id, revision);
+    let stored_count = latest.get(&key).await?.map_or(0, |chunk| decode_chunk_count(&chunk.meta));
+    if stored_count >= ancestors.len() {
+        return Ok(false);
+    }
+    let (meta, value) = encode_chunk(ancestors);
+    batch.put(&key, &meta, value.into(), false);
+    Ok(true)
 }

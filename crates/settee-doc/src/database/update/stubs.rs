@@ -13,7 +13,7 @@ use settee_store::Snapshot as StoreSnapshot;
 use crate::Result;
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::documents::rev_tree::TreeLeaf;
-use crate::documents::{Edit, Hash, Revision};
+use crate::documents::{Edit, Revision, RevisionId};
 
 /// Candidates for an edit's stubs, by name; those of its ancestor first.
 #[derive(Default)]
@@ -54,13 +54,13 @@ impl Stubs {
     pub(super) async fn of_replica(
         latest: &StoreSnapshot,
         edit: &Edit,
-        revision: Revision,
-        path: &[Hash],
+        revision: &Revision,
+        path: &[RevisionId],
         leaves: &[TreeLeaf],
     ) -> Result<Stubs> {
         let mut stubs = Stubs::default();
         let at = |generation: u32| path.get(revision.generation.checked_sub(generation)? as usize);
-        let is_ancestor = |leaf: &TreeLeaf| at(leaf.revision.generation) == Some(&leaf.revision.hash);
+        let is_ancestor = |leaf: &TreeLeaf| at(leaf.revision.generation) == Some(&leaf.revision.id);
         let is_found = |stubs: &Stubs| edit.attachments.iter().all(|new| !is_stub(new) || stubs.has(new));
         if is_found(&stubs) {
             return Ok(stubs);
@@ -81,8 +81,8 @@ impl Stubs {
                 leaf.complete_path(latest, &edit.id, generation).await?;
             }
             let origin = |attachment: &Attachment| {
-                let hash = leaf.ancestor(attachment.revpos);
-                let is_shared = hash.is_some() && hash.as_ref() == at(attachment.revpos);
+                let ancestor = leaf.ancestor(attachment.revpos);
+                let is_shared = ancestor.is_some() && ancestor == at(attachment.revpos);
                 if is_shared { Origin::Shared } else { Origin::Other }
             };
             stubs.add(latest, &leaf, origin).await?;

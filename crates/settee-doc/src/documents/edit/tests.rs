@@ -75,20 +75,54 @@ fn escaped_reserved_members_are_recognized() {
 }
 
 #[test]
-fn a_foreign_revision_is_reported_and_never_partly_used() {
-    let foreign = |text: &str| {
+fn revisions_have_any_text() {
+    let revision = |text: &str| {
         let edit = parse(text).unwrap();
-        (edit.revision.map(|revision| revision.generation), edit.history.len(), edit.foreign_revision)
+        let path = edit.history.iter().zip(0..).map(|(id, back)| {
+            let generation = edit.revision.as_ref().unwrap().generation - back;
+            Revision { generation, id: id.clone() }.to_string()
+        });
+        (edit.revision.as_ref().map(Revision::to_string), path.collect::<Vec<_>>())
     };
-    assert_eq!(foreign(r#"{"_rev":"1-abc"}"#), (None, 0, Some("1-abc".into())));
-    let (named, history) = (r#""_rev":"1-abc""#, format!(r#""_revisions":{{"start":2,"ids":["{HASH}"]}}"#));
+    assert_eq!(revision(r#"{"_rev":"1-abc"}"#), (Some("1-abc".into()), vec![]));
+    assert_eq!(revision(r#"{"_rev":"1-\"\u00fc"}"#), (Some("1-\"ü".into()), vec![]));
+    assert_eq!(revision(r#"{"_rev":"0-x"}"#), (Some("0-x".into()), vec![]));
+    let (named, history) = (r#""_rev":"1-abc""#, r#""_revisions":{"start":2,"ids":["b","\u0061"]}"#);
     for text in [format!("{{{named},{history}}}"), format!("{{{history},{named}}}")] {
-        assert_eq!(foreign(&text), (Some(2), 1, None), "{text}");
+        assert_eq!(revision(&text), (Some("2-b".into()), vec!["2-b".into(), "1-a".into()]), "{text}");
     }
-    let head = format!(r#"{{"_revisions":{{"start":2,"ids":["b","{HASH}"]}},"_rev":"2-{HASH}"}}"#);
-    assert_eq!(foreign(&head), (None, 0, Some("2-b".into())));
-    let ancestor = format!(r#"{{"_revisions":{{"start":2,"ids":["{HASH}","a"]}}}}"#);
-    assert_eq!(foreign(&ancestor), (Some(2), 1, Some(format!("2-{HASH}"))));
+    let mixed = format!(r#"{{"_revisions":{{"start":7,"ids":["{}","","x"]}}}}"#, HASH.to_uppercase());
+    let path = [format!("7-{HASH}"), "6-".to_owned(), "5-x".to_owned()];
+    assert_eq!(revision(&mixed), (Some(path[0].clone()), path.to_vec()));
+}
+
+#[test]
+fn a_longer_revision_is_refused_and_the_reason_names_the_limit() {
+    let long = "x".repeat(crate::documents::REVISION_ID_SIZE_MAX);
+    for text in [r#"{"_rev":"1-ID"}"#, r#"{"_revisions":{"start":2,"ids":["a","ID"]}}"#] {
+        assert!(parse(&text.replace("ID", &long)).is_ok());
+        let error = parse(&text.replace("ID", &(long.clone() + "x"))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadRequest);
+        assert!(error.to_string().contains("255 bytes"), "{error}");
+    }
+}
+
+#[test]
+fn ancestors_are_charged_for_before_they_are_kept() {
+    let text = format!(r#"{{"_revisions":{{"start":9999,"ids":[{}"a"]}}}}"#, r#""a","#.repeat(9_998));
+    let mut charged = 0;
+    let edit = Edit::parse_within(text.as_bytes(), &Options::default(), &mut |bytes| {
+        charged += bytes;
+        Ok::<(), Error>(())
+    });
+    assert_eq!(edit.unwrap().history.len(), 9_999);
+    assert!(charged >= 9_999 * size_of::<RevisionId>(), "{charged}");
+    let mut left = 1_000;
+    let refused = Edit::parse_within(text.as_bytes(), &Options::default(), &mut |bytes| {
+        left = usize::checked_sub(left, bytes).ok_or_else(|| Error::new(ErrorKind::TooLarge, "memory"))?;
+        Ok::<(), Error>(())
+    });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::TooLarge);
 }
 
 #[test]
@@ -180,8 +214,8 @@ proptest! {
         let text = if pretty { serde_json::to_string_pretty(&given) } else { serde_json::to_string(&given) }.unwrap();
         let edit = parse(&text).unwrap();
         prop_assert!(!edit.body().iter().any(|byte| *byte < b' '));
-        let revision = "1-00112233445566778899aabbccddeeff".parse().unwrap();
-        let document = Document { id: "the \"id\"".into(), revision, deleted: false, body: edit.body(), attachments: Vec::new() };
+        let revision: Revision = "1-00112233445566778899aabbccddeeff".parse().unwrap();
+        let document = Document { id: "the \"id\"".into(), revision: revision.clone(), deleted: false, body: edit.body(), attachments: Vec::new() };
         let mut out = Vec::new();
         document.write_json(&Extras::default(), &mut out);
         let mut found: Value = serde_json::from_slice(&out).unwrap();

@@ -8,9 +8,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::documents::keys::encode_leaf_meta;
+use crate::documents::path::{decode_chunk, decode_chunk_count, encode_chunk};
 
 /// A tree's revisions, each with its parent. Revision `i` descends from an earlier one.
 fn revisions(parents: &[usize]) -> Vec<(Revision, Option<usize>)> {
+    revisions_of(parents, |_| 0)
+}
+
+/// As [`revisions`], with the kind of each revision's id: 0 is a hash, 1 a short text, another number the
+/// size of a text.
+fn revisions_of(parents: &[usize], kind: impl Fn(usize) -> usize) -> Vec<(Revision, Option<usize>)> {
     let mut made: Vec<(Revision, Option<usize>)> = Vec::new();
     for (index, parent) in parents.iter().enumerate() {
         let parent = (index > 0).then(|| parent % index);
@@ -18,7 +25,11 @@ fn revisions(parents: &[usize]) -> Vec<(Revision, Option<usize>)> {
         let mut hash = [0; 16];
         hash[..8].copy_from_slice(&(index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes());
         hash[15] = index as u8;
-        made.push((Revision { generation, hash }, parent));
+        let id = match kind(index) {
+            0 => hash.into(),
+            size => RevisionId::parse(&format!("{:x<size$}", format!("{index}-"))).unwrap(),
+        };
+        made.push((Revision { generation, id }, parent));
     }
     made
 }
@@ -27,7 +38,7 @@ fn leaf(made: &[(Revision, Option<usize>)], index: usize, depth: usize) -> TreeL
     let mut path = Vec::new();
     let mut at = Some(index);
     while let Some(index) = at.filter(|_| path.len() < depth.max(1)) {
-        path.push(made[index].0.hash);
+        path.push(made[index].0.id.clone());
         at = made[index].1;
     }
     TreeLeaf::bare(made[index].0.generation, path)
@@ -40,23 +51,27 @@ proptest! {
     fn leaves_are_the_revisions_without_descendants(
         parents in prop::collection::vec(0..1_000_usize, 1..40),
         given in prop::collection::vec(0..1_000_usize, 1..20),
+        kinds in prop::collection::vec(prop_oneof![Just(0), Just(1), 100..255_usize], 1..40),
     ) {
-        let made = revisions(&parents);
+        let made = revisions_of(&parents, |index| kinds[index % kinds.len()]);
         let mut leaves = Vec::new();
         let mut known = BTreeSet::new();
         for index in given.iter().map(|index| index % made.len()) {
             let new = leaf(&made, index, usize::MAX);
             let is_new = merge(&mut leaves, new.clone());
             prop_assert_eq!(is_new, !known.contains(&new.revision));
-            for (back, hash) in new.path.iter().enumerate() {
-                known.insert(Revision { generation: new.revision.generation - back as u32, hash: *hash });
+            for (back, id) in new.path.iter().enumerate() {
+                known.insert(Revision { generation: new.revision.generation - back as u32, id: id.clone() });
             }
         }
         let parents: BTreeMap<Revision, Option<Revision>> =
-            made.iter().map(|(revision, parent)| (*revision, parent.map(|parent| made[parent].0))).collect();
-        let inner: BTreeSet<Revision> = known.iter().filter_map(|revision| parents[revision]).collect();
-        let expected: BTreeSet<Revision> = known.difference(&inner).copied().collect();
-        prop_assert_eq!(leaves.iter().map(|leaf| leaf.revision).collect::<BTreeSet<_>>(), expected);
+            made
+                .iter()
+                .map(|(revision, parent)| (revision.clone(), parent.map(|parent| made[parent].0.clone())))
+                .collect();
+        let inner: BTreeSet<Revision> = known.iter().filter_map(|revision| parents[revision].clone()).collect();
+        let expected: BTreeSet<Revision> = known.difference(&inner).cloned().collect();
+        prop_assert_eq!(leaves.iter().map(|leaf| leaf.revision.clone()).collect::<BTreeSet<_>>(), expected);
         for leaf in &leaves {
             prop_assert_eq!(leaf.path.len(), leaf.revision.generation as usize);
         }
@@ -67,18 +82,35 @@ proptest! {
         generation in 1..200_u32,
         known in 1..200_usize,
         out_of_line_bytes in prop_oneof![Just(0), any::<u32>()],
+        kinds in prop_oneof![
+            Just(vec![0]),
+            prop::collection::vec(prop_oneof![Just(0), Just(1), 20..30_usize, 100..255_usize], 1..40),
+        ],
     ) {
         let parents: Vec<usize> = (0..generation as usize).map(|index| index.saturating_sub(1)).collect();
-        let made = revisions(&parents);
+        let made = revisions_of(&parents, |index| kinds[index % kinds.len()]);
         let leaf = leaf(&made, generation as usize - 1, known);
         let meta = encode_leaf_meta(generation, &leaf.path, false, false, false, out_of_line_bytes);
         prop_assert!(meta.len() <= settee_store::META_SIZE_MAX);
-        prop_assert_eq!(LeafMeta::decode(&meta).unwrap().out_of_line_bytes, out_of_line_bytes);
-        let mut path = LeafMeta::decode(&meta).unwrap().tail();
+        let decoded = LeafMeta::decode(&meta).unwrap();
+        prop_assert_eq!(decoded.out_of_line_bytes, out_of_line_bytes);
+        prop_assert_eq!(&decoded.revision, &leaf.revision);
+        let mut path = decoded.tail();
+        let cut = leaf.cut_ancestors();
+        prop_assert_eq!(decoded.is_cut(), cut.is_some());
+        let read = |ancestors: &[RevisionId]| {
+            let (meta, value) = encode_chunk(ancestors);
+            assert_eq!(decode_chunk_count(&meta), ancestors.len());
+            decode_chunk(&meta, &value).unwrap()
+        };
+        if let Some(cut) = cut {
+            prop_assert_eq!(path.len(), 1);
+            path.extend(read(cut));
+        }
         for (chunk_revision, ancestors) in leaf.chunks() {
             prop_assert_eq!(chunk_revision.generation % PATH_CHUNK_COUNT, 0);
-            prop_assert_eq!(chunk_revision.hash, *path.last().unwrap());
-            path.extend_from_slice(ancestors);
+            prop_assert_eq!(&chunk_revision.id, path.last().unwrap());
+            path.extend(read(ancestors));
         }
         prop_assert_eq!(path, leaf.path);
     }

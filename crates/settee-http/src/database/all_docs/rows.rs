@@ -50,15 +50,15 @@ async fn ranged(
     let Some(range) = range else { return Ok(()) };
     let mut rows = snapshot.all_docs(&range).await?;
     let mut is_first = true;
-    let mut begin_row = |id: &str, summary: Summary, out: &mut Vec<u8>| {
+    let mut begin_row = |id: &str, summary: &Summary, out: &mut Vec<u8>| {
         out.extend_from_slice(if std::mem::take(&mut is_first) { b"" } else { b",\r\n" });
-        write_row(id, summary.revision, false, out);
+        write_row(id, &summary.revision, false, out);
     };
     if args.include_docs {
         let mut documents = snapshot.read_ahead(rows, args.limit, None);
         while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
             let winner = winner.expect("a row has a document");
-            begin_row(&id, winner.summary, &mut out.buffer);
+            begin_row(&id, &winner.summary, &mut out.buffer);
             let document = snapshot.read_winner(&id, winner).await?;
             write_doc(snapshot, &document, args, out).await?;
             out.buffer.push(b'}');
@@ -71,7 +71,7 @@ async fn ranged(
         && let Some(Row { id, summary, .. }) = rows.next().await?
     {
         left -= 1;
-        begin_row(id, summary, &mut out.buffer);
+        begin_row(id, &summary, &mut out.buffer);
         out.buffer.push(b'}');
         out.flush_full().await?;
     }
@@ -104,7 +104,7 @@ async fn locals(
         left -= 1;
         out.buffer.extend_from_slice(if left + 1 == args.limit { b"" } else { b",\r\n" });
         let (id, revision) = (format!("{LOCAL}{name}"), format!("0-{number}"));
-        write_row_of(&id, |out| out.extend_from_slice(revision.as_bytes()), false, &mut out.buffer);
+        write_row_of(&id, |out| settee_doc::write_json_string(&revision, out), false, &mut out.buffer);
         if args.include_docs {
             let body = snapshot.read_local(body).await?;
             out.buffer.extend_from_slice(b",\"doc\":");
@@ -162,8 +162,8 @@ async fn by_keys(
         match key.document_id().zip(winner) {
             None => write_not_found(&key.0, &mut out.buffer),
             Some((id, winner)) => {
-                let Summary { revision, deleted, .. } = winner.summary;
-                write_row(&id, revision, deleted, &mut out.buffer);
+                let deleted = winner.summary.deleted;
+                write_row(&id, &winner.summary.revision, deleted, &mut out.buffer);
                 if args.include_docs && deleted {
                     out.buffer.extend_from_slice(b",\"doc\":null");
                 } else if args.include_docs {
@@ -214,7 +214,7 @@ async fn write_local_key_row(
     let id = json::string(key).unwrap_or_default();
     match snapshot.local(id.strip_prefix(LOCAL).unwrap_or_default()).await {
         Ok((revision, body)) => {
-            write_row_of(&id, |out| out.extend_from_slice(revision.as_bytes()), false, out);
+            write_row_of(&id, |out| settee_doc::write_json_string(&revision, out), false, out);
             if args.include_docs {
                 out.extend_from_slice(b",\"doc\":");
                 local::write_json(&id, &revision, &body, out);
@@ -262,8 +262,8 @@ fn write_head(
 }
 
 /// Appends a row without its closing brace.
-fn write_row(id: &str, revision: Revision, deleted: bool, out: &mut Vec<u8>) {
-    write_row_of(id, |out| revision.write(out), deleted, out);
+fn write_row(id: &str, revision: &Revision, deleted: bool, out: &mut Vec<u8>) {
+    write_row_of(id, |out| revision.write_json(out), deleted, out);
 }
 
 fn write_row_of(id: &str, write_revision: impl FnOnce(&mut Vec<u8>), deleted: bool, out: &mut Vec<u8>) {
@@ -273,7 +273,7 @@ fn write_row_of(id: &str, write_revision: impl FnOnce(&mut Vec<u8>), deleted: bo
     let end = out.len();
     out.extend_from_slice(b",\"key\":");
     out.extend_from_within(start..end);
-    out.extend_from_slice(b",\"value\":{\"rev\":\"");
+    out.extend_from_slice(b",\"value\":{\"rev\":");
     write_revision(out);
-    out.extend_from_slice(if deleted { b"\",\"deleted\":true}" } else { b"\"}" });
+    out.extend_from_slice(if deleted { b",\"deleted\":true}" } else { b"}" });
 }
