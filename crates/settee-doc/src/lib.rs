@@ -37,7 +37,7 @@ pub use databases::{
     StoreLimits, check_database_name, restore,
 };
 pub use documents::{
-    DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, Options, Revision,
+    DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, LargeBody, Options, Revision,
     check_attachment_name, check_document_id, check_partition, parse_hash, parse_local_revision,
     partition_prefix, write_hash,
 };

@@ -98,8 +98,8 @@ fn written_and_read(edit: &Edit) {
     let id = if edit.id.is_empty() { "x".to_owned() } else { edit.id.clone() };
     let revision = edit.revision.unwrap_or(Revision { generation: 1, hash: [7; 16] });
     let history = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
-    let document =
-        Document { id, revision, deleted: edit.deleted, body: edit.body(), attachments: Vec::new() };
+    let (deleted, body, attachments) = (edit.deleted, edit.body(), Vec::new());
+    let document = Document { id, revision, deleted, body, attachments, large_body: None };
     let extras = Extras {
         revisions: Some(history.clone()),
         conflicts: vec![revision],

@@ -19,9 +19,7 @@ use crate::documents::keys::{
 };
 use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, leaves, merge};
-use crate::documents::{
-    DOCUMENT_BYTES_LIMIT, Edit, Hash, Revision, check_document_id, partition_of, partition_prefix,
-};
+use crate::documents::{Edit, Hash, Revision, check_document_id, partition_of, partition_prefix};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of edits between two yields to other tasks.
@@ -70,6 +68,9 @@ impl Updater<'_> {
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
+        if edit.body().len() > self.database.leaf_bytes_max {
+            return Ok(Err(Error::new(ErrorKind::TooLarge, edit.id.clone())));
+        }
         if edit.revision.is_some() || edit.foreign_revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
@@ -116,7 +117,7 @@ impl Updater<'_> {
         let replaced = parent.map(|leaf| leaf.revision);
         let mut new: Vec<TreeLeaf> =
             old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
-        let leaf = new_leaf(edit, revision, path, attachments)?;
+        let leaf = new_leaf(edit, revision, path, attachments, self.database.leaf_bytes_max)?;
         self.check_partition(&latest, &edit.id, parent, &leaf).await?;
         new.push(leaf);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
@@ -171,7 +172,7 @@ impl Updater<'_> {
         let stubs = Stubs::of_replica(&latest, edit, revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
-        let leaf = new_leaf(edit, revision, path, attachments)?;
+        let leaf = new_leaf(edit, revision, path, attachments, self.database.leaf_bytes_max)?;
         let oldest_generation = oldest_generation_needed(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, oldest_generation.min(revision.generation)).await?;
@@ -248,6 +249,7 @@ fn new_leaf(
     revision: Revision,
     path: Vec<Hash>,
     mut attachments: Vec<Attachment>,
+    leaf_bytes_max: usize,
 ) -> Result<TreeLeaf> {
     let mut out_of_line_bytes = 0;
     let body = if let Some(upload) = &edit.uploaded_body {
@@ -259,7 +261,7 @@ fn new_leaf(
     } else {
         Value::new(encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS))
     };
-    if body.bytes().len() > 1 + DOCUMENT_BYTES_LIMIT {
+    if body.bytes().len() > 1 + leaf_bytes_max {
         return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
     let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());
