@@ -15,7 +15,7 @@ pub(crate) mod path;
 pub(crate) mod rev_tree;
 mod revision;
 
-pub use document::{Document, Extras};
+pub use document::{Document, Extras, LargeBody};
 #[cfg(test)]
 pub(crate) use edit::ATTACHMENTS_MAX;
 pub use edit::{Edit, Options, check_attachment_name, parse_local_revision};

@@ -37,9 +37,9 @@ pub use databases::{
     StoreLimits, check_database_name, restore,
 };
 pub use documents::{
-    DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, Options, REVISION_ID_SIZE_MAX, Revision,
-    RevisionId, check_attachment_name, check_document_id, check_partition, parse_local_revision,
-    partition_prefix,
+    DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, LargeBody, Options,
+    REVISION_ID_SIZE_MAX, Revision, RevisionId, check_attachment_name, check_document_id, check_partition,
+    parse_local_revision, partition_prefix,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use events::{DatabaseEvent, EventKind};

@@ -1,6 +1,7 @@
 //! Documents: one or many of them, their revisions, and their attachments.
 //!
-//! [`options`] says how a document is read and [`inline`] writes it; [`revision_arg`] reads revisions as
+//! [`options`] says how a document is read and [`inline`] writes it; [`whole`] reads
+//! large bodies where they are needed as a whole. [`revision_arg`] reads revisions as
 //! clients name them; [`edited_revision`] finds the one that an edit replaces. [`parts`] and [`related`] read
 //! and write documents with attachments as multipart. The other modules are handlers.
 
@@ -21,6 +22,8 @@ pub(crate) mod revision_arg;
 pub(crate) mod revisions;
 mod saved;
 mod spooled;
+pub(crate) mod whole;
 
+pub(crate) use self::edited_revision::check_leaf;
 pub(crate) use self::handler::handle;
 pub(crate) use self::saved::saved;

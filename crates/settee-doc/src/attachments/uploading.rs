@@ -274,12 +274,14 @@ impl Database {
         Uploading::new(self, id, content_type, is_gzip, bytes_max)
     }
 
-    /// Writes an out-of-line body before its document. It has no digest.
+    /// Writes an out-of-line body before its document, and yields to other tasks after each chunk. The upload has
+    /// no digest.
     pub(crate) async fn upload_body(&self, id: &str, body: &Bytes) -> Result<Upload> {
         let guard = Arc::new(self.begin_upload(id));
         for start in (0..body.len()).step_by(CHUNK_BYTES) {
             let end = body.len().min(start + CHUNK_BYTES);
             self.put_chunk(&guard, body.slice(start..end)).await?;
+            yield_now().await;
         }
         let length = body.len() as u64;
         Ok(Upload { length, gzip_length: None, digest: Md5Digest::default(), chunk: None, guard })

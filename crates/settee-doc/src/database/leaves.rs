@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 
 use super::read_ahead::Winner;
-use super::snapshot::Snapshot;
+use super::snapshot::{LeafContent, Snapshot};
 use super::summary::{FoundLeaf, Leaf};
 use crate::documents::rev_tree;
 use crate::documents::{Document, Revision, RevisionId};
@@ -126,18 +126,18 @@ impl Leaves {
         Ok(matched)
     }
 
-    /// A leaf's document with its body.
+    /// A leaf's document with its body, unless that is large: see [`Document::large_body`].
     ///
     /// # Errors
     /// `Internal` if it can't be read.
     pub async fn document(&self, index: usize) -> Result<Document> {
         let leaf = self.leaf(index)?;
-        let (attachments, body) = match &self.winner {
-            Some(value) if index == 0 => self.snapshot.body_of(&self.id, &value.clone()?).await?,
+        let LeafContent { attachments, body, large_body } = match &self.winner {
+            Some(value) if index == 0 => self.snapshot.content_of(&self.id, &value.clone()?).await?,
             _ => self.snapshot.read_body(&self.id, leaf.location()).await?,
         };
         let (id, revision, deleted) = (self.id.clone(), leaf.revision.clone(), leaf.deleted);
-        Ok(Document { id, revision, deleted, body, attachments })
+        Ok(Document { id, revision, deleted, body, attachments, large_body })
     }
 
     /// The ids from a leaf back to its oldest known ancestor, up to the database's limit.

@@ -5,14 +5,15 @@
 //! own, with an upload intent as long as no leaf refers to it; its update's sync covers it too. If its update
 //! is refused, the next update removes the body, and compaction reclaims its space.
 //!
-//! An out-of-line body costs an additional lookup and read whenever it is read, and additional records; so
-//! smaller bodies are always stored inline.
+//! A body that doesn't fit its leaf's record is always stored in this way, a smaller one on request. It costs
+//! an additional lookup and read for each chunk whenever it is read, and additional records; so small bodies
+//! are always stored inline.
 
 use super::state::Database;
 use crate::Result;
 use crate::documents::Edit;
 
-/// Smallest out-of-line body in bytes.
+/// Smallest body in bytes that is stored out of line on request.
 pub const OUT_OF_LINE_BYTES_MIN: usize = 64 << 10;
 
 impl Database {
@@ -27,6 +28,29 @@ impl Database {
         for edit in edits {
             let is_large = edit.body().len() >= OUT_OF_LINE_BYTES_MIN && edit.uploaded_body.is_none();
             if is_large && self.check_id(&edit.id).is_ok() && self.expects(edit, replicated).await? {
+                edit.uploaded_body = Some(self.upload_body(&edit.id, &edit.body()).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an edit's body doesn't fit its leaf's record, so that the update writes it beforehand. Its caller
+    /// may check first that the edit won't be refused.
+    pub fn is_written_ahead(&self, edit: &Edit) -> bool {
+        // Half of the record is for the table of attachments, whose size depends on the stored leaves.
+        let divisor = if edit.attachments.is_empty() { 1 } else { 2 };
+        edit.body().len() > self.leaf_bytes_max / divisor
+    }
+
+    /// Writes the bodies that don't fit their leaves' records.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Stopped`.
+    pub(super) async fn write_oversize_bodies(&self, edits: &mut [Edit]) -> Result<()> {
+        for edit in edits {
+            // An edit with an invalid id is refused by its update.
+            let is_due = edit.uploaded_body.is_none() && self.is_written_ahead(edit);
+            if is_due && self.check_id(&edit.id).is_ok() {
                 edit.uploaded_body = Some(self.upload_body(&edit.id, &edit.body()).await?);
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! The store reads the bodies in windows: see [`ReadAhead`]. The ids of a list are looked up a window at a time,
 //! each window in one pass over the index. An out-of-line body is read when its row's document is asked for,
-//! so that large documents aren't in memory together.
+//! and one of several chunks only by its reader, so that large documents aren't in memory together.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use settee_store::{
 };
 
 use super::rows::Rows;
-use super::snapshot::Snapshot;
+use super::snapshot::{LeafContent, Snapshot};
 use super::summary::{FoundLeaf, Summary, row};
 use crate::documents::keys::document_key;
 use crate::documents::{Document, ID_SIZE_MAX};
@@ -174,7 +174,8 @@ impl Snapshot {
         Ok(Documents::new(self.clone(), source, 1))
     }
 
-    /// The winning revision of a row of [`Documents`] with its body.
+    /// The winning revision of a row of [`Documents`] with its body, unless that is large: see
+    /// [`Document::large_body`].
     ///
     /// # Errors
     /// `Internal` if it can't be read.
@@ -185,8 +186,8 @@ impl Snapshot {
             // Bodies weren't wanted for the whole sequence.
             None => self.store().read(found.location).await?.value(),
         };
-        let (attachments, body) = self.body_of(id, &value).await?;
-        Ok(Document { id: id.to_owned(), revision, deleted, body, attachments })
+        let LeafContent { attachments, body, large_body } = self.content_of(id, &value).await?;
+        Ok(Document { id: id.to_owned(), revision, deleted, body, attachments, large_body })
     }
 }
 

@@ -14,7 +14,7 @@ use settee_store::{Location, Seq, Snapshot as StoreSnapshot};
 use super::range::{Range, as_slice, bounds, local_bounds, opposite, prefix_bounds};
 use super::rows::{LocalRows, Purges, Rows};
 use super::summary::{BodyRef, Leaf, Summary, row};
-use crate::attachments::{Attachment, AttachmentReader};
+use crate::attachments::{Attachment, AttachmentReader, CHUNK_BYTES};
 use crate::documents::keys::{
     AGGREGATE_BYTES, AGGREGATE_DELETED, AGGREGATE_DOCUMENTS, PURGE, decode_number, document_key, local_key,
     purge_key,
@@ -23,7 +23,7 @@ use crate::documents::leaf_value::{
     ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table,
 };
 use crate::documents::rev_tree;
-use crate::documents::{Document, Revision, RevisionId};
+use crate::documents::{Document, LargeBody, Revision, RevisionId};
 use crate::{Error, Result};
 
 /// Statistics of the documents whose ids have a common prefix.
@@ -35,6 +35,13 @@ pub struct Counts {
     pub doc_del_count: u64,
     /// Bytes of their winning leaves' records.
     pub bytes: u64,
+}
+
+/// A leaf's content: see the fields of [`Document`].
+pub(crate) struct LeafContent {
+    pub(super) attachments: Vec<Attachment>,
+    pub(super) body: Bytes,
+    pub(super) large_body: Option<LargeBody>,
 }
 
 /// A persisted state of a database, or an accepted one for the updater. Cheap to clone.
@@ -110,14 +117,14 @@ impl Snapshot {
         self.read(id, summary, body).await.map(Some)
     }
 
-    /// Reads the body that a row of a scan refers to.
+    /// Reads the body that a row of a scan refers to, unless it is large: see [`Document::large_body`].
     ///
     /// # Errors
     /// `Internal` if it can't be read.
     pub async fn read(&self, id: &str, summary: Summary, body: BodyRef) -> Result<Document> {
         let Summary { revision, deleted, .. } = summary;
-        let (attachments, body) = self.read_body(id, body.location).await?;
-        Ok(Document { id: id.into(), revision, deleted, body, attachments })
+        let LeafContent { attachments, body, large_body } = self.read_body(id, body.location).await?;
+        Ok(Document { id: id.into(), revision, deleted, body, attachments, large_body })
     }
 
     /// The revision with its body, if it is a leaf; with `latest` every leaf that descends from it.
@@ -136,9 +143,9 @@ impl Snapshot {
                     continue;
                 }
             }
-            let (attachments, body) = self.read_body(id, leaf.location()).await?;
+            let LeafContent { attachments, body, large_body } = self.read_body(id, leaf.location()).await?;
             let (id, revision, deleted) = (id.into(), leaf.revision, leaf.deleted);
-            found.push(Document { id, revision, deleted, body, attachments });
+            found.push(Document { id, revision, deleted, body, attachments, large_body });
         }
         if found.is_empty() { Err(Error::missing()) } else { Ok(found) }
     }
@@ -291,44 +298,58 @@ impl Snapshot {
         AttachmentReader::new(self.store.clone(), self.user.clone(), id, attachment, range, decode)
     }
 
-    /// A leaf's attachments and its body.
-    pub(crate) async fn read_body(&self, id: &str, location: Location) -> Result<(Vec<Attachment>, Bytes)> {
-        self.body_of(id, &self.store.read(location).await?.value()).await
+    /// A reader of a large body's text.
+    pub fn large_body(&self, id: &str, body: &LargeBody) -> AttachmentReader {
+        self.attachment(id, &body.0, None, false)
     }
 
-    pub(super) async fn body_of(&self, id: &str, value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
-        match value.first() {
-            Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
-            Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),
-            Some(&ENCODING_OUT_OF_LINE) => {
-                let (mut attachments, _) = decode_table(&value.slice(1..))?;
-                let upload =
-                    attachments.pop().ok_or_else(|| Error::damaged("an out-of-line body has no upload"))?;
-                let body = self.read_out_of_line(id, &upload).await?;
-                Ok((attachments, body))
+    /// The document with its body in memory, whatever its size. The caller accounts for that memory:
+    /// [`Document::body_size`].
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn read_whole(&self, mut document: Document) -> Result<Document> {
+        if let Some(large_body) = document.large_body.take() {
+            let mut reader = self.large_body(&document.id, &large_body);
+            let mut body = BytesMut::with_capacity(usize::try_from(large_body.size()).unwrap_or(0));
+            while let Some(chunk) = reader.next().await? {
+                body.extend_from_slice(&chunk);
             }
-            _ => Err(unknown_encoding()),
+            document.body = body.freeze();
         }
+        Ok(document)
+    }
+
+    pub(crate) async fn read_body(&self, id: &str, location: Location) -> Result<LeafContent> {
+        self.content_of(id, &self.store.read(location).await?.value()).await
+    }
+
+    /// The attachments and the body of a leaf with this value. A body of several chunks isn't read.
+    pub(super) async fn content_of(&self, id: &str, value: &Bytes) -> Result<LeafContent> {
+        let (mut attachments, mut body) = match value.first() {
+            Some(&ENCODING_PLAIN) => (Vec::new(), value.slice(1..)),
+            Some(&ENCODING_ATTACHMENTS | &ENCODING_OUT_OF_LINE) => decode_table(&value.slice(1..))?,
+            _ => return Err(unknown_encoding()),
+        };
+        let mut large_body = None;
+        if value.first() == Some(&ENCODING_OUT_OF_LINE) {
+            let upload =
+                attachments.pop().ok_or_else(|| Error::damaged("an out-of-line body has no upload"))?;
+            if upload.stored_length() > CHUNK_BYTES as u64 {
+                large_body = Some(LargeBody(upload));
+            } else {
+                let chunk = self.attachment(id, &upload, None, false).next().await?;
+                let chunk = chunk.filter(|chunk| chunk.len() as u64 == upload.stored_length());
+                body = chunk.ok_or_else(|| Error::damaged("an out-of-line body has a wrong size"))?;
+            }
+        }
+        Ok(LeafContent { attachments, body, large_body })
     }
 
     /// The body of a local document, which is always inline.
     async fn read_plain(&self, location: Location) -> Result<Bytes> {
         let value = self.store.read(location).await?.value();
         if value.first() == Some(&ENCODING_PLAIN) { Ok(value.slice(1..)) } else { Err(unknown_encoding()) }
-    }
-
-    /// An out-of-line body, stored as an attachment is.
-    async fn read_out_of_line(&self, id: &str, upload: &Attachment) -> Result<Bytes> {
-        let mut reader = self.attachment(id, upload, None, false);
-        let mut body = BytesMut::new();
-        while let Some(chunk) = reader.next().await? {
-            if chunk.len() as u64 == upload.length {
-                return Ok(chunk);
-            }
-            body.reserve(usize::try_from(upload.length).unwrap_or(0).saturating_sub(body.len()));
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body.freeze())
     }
 }
 

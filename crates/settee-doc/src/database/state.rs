@@ -20,6 +20,7 @@ use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
 use crate::attachments::{UnreferencedUpload, UnreferencedUploads};
 use crate::documents::keys::{INTENT, chunk_key, decode_intent_key};
+use crate::documents::leaf_value::leaf_bytes_max;
 use crate::documents::{check_document_id, check_partitioned_id};
 use crate::events::UpdateNotifier;
 use crate::rules::Rules;
@@ -92,6 +93,10 @@ pub struct Database {
     /// `None` if the database wasn't empty when it was opened.
     pub(super) on_first_write: Option<OnFirstWrite>,
     pub(super) was_written: AtomicBool,
+    /// Largest batch of its log in bytes.
+    pub(super) batch_bytes_max: usize,
+    /// Largest leaf's value in bytes, without its encoding byte.
+    pub(super) leaf_bytes_max: usize,
 }
 
 impl Database {
@@ -102,6 +107,7 @@ impl Database {
         identity: Identity,
         options: StoreOptions,
     ) -> Result<Database> {
+        let batch_bytes_max = options.log.batch_bytes_max;
         let (store, recovery) = Store::open(env, directory, options).await?;
         tracing::debug!(database = name, ?recovery, "opened");
         let Identity { created_us, incarnation, is_partitioned } = identity;
@@ -129,6 +135,8 @@ impl Database {
             unreferenced,
             on_first_write: None,
             was_written: AtomicBool::new(false),
+            batch_bytes_max,
+            leaf_bytes_max: leaf_bytes_max(batch_bytes_max),
         };
         database.find_unreferenced().await?;
         Ok(database)

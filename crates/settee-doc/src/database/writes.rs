@@ -1,6 +1,6 @@
 //! Writes of documents: interactive, replicated and local edits, and purges.
 //!
-//! An edit's attachments are uploaded first. One updater at a time then decides edits and commits their
+//! An edit's attachments are uploaded first, and so is a body that doesn't fit its leaf's record. One updater at a time then decides edits and commits their
 //! records; the writer waits for the sync without holding the updater, so that concurrent writes share it. The
 //! edits of a large request are made in groups, between which other requests have their turn.
 
@@ -78,6 +78,7 @@ impl Database {
     ) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(edits.iter().map(|edit| &edit.id[..]))?;
         self.upload_inline(&mut edits).await?;
+        self.write_oversize_bodies(&mut edits).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         let mut accepted = Vec::new();
         for group in edits.chunks(EDITS_TOGETHER_MAX) {
@@ -128,8 +129,9 @@ impl Database {
     ///
     /// # Errors
     /// `NotFound` for the deletion of a missing document, or if the database was deleted; `IllegalDocId`;
-    /// `BadRequest` for a revision that isn't `0-N`; `TooLarge`; `NoSpace`; `NoDescriptor`; `Stopped`;
-    /// `Internal`.
+    /// `BadRequest` for a revision that isn't `0-N`; `TooLarge` for a body that doesn't fit one record,
+    /// 8,355,840 bytes, since a local document is never stored out of line; `NoSpace`; `NoDescriptor`;
+    /// `Stopped`; `Internal`.
     pub async fn put_local(&self, edit: Edit, stage: Stage) -> Result<String> {
         check_document_id(&edit.id)?;
         let id = edit.id.strip_prefix("_local/");

@@ -1,4 +1,7 @@
 //! A document that was read: its JSON text is concatenated, nothing is parsed.
+//!
+//! A large body isn't read with its document, so that a reader needs memory for one chunk of it: see
+//! [`Document::large_body`].
 
 use bytes::Bytes;
 
@@ -15,10 +18,25 @@ pub struct Document {
     pub revision: Revision,
     /// Whether it deletes the document.
     pub deleted: bool,
-    /// Its members, as text without white space and without the braces.
+    /// Its members, as text without white space and without the braces; empty if there is a `large_body`.
     pub body: Bytes,
     /// Its attachments, without their content.
     pub attachments: Vec<Attachment>,
+    /// A body that was not read, because it is stored out of line in more than one chunk.
+    /// [`Snapshot::large_body`](crate::Snapshot::large_body) reads it chunk by chunk,
+    /// [`Snapshot::read_whole`](crate::Snapshot::read_whole) as a whole.
+    pub large_body: Option<LargeBody>,
+}
+
+/// A body that is read chunk by chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LargeBody(pub(crate) Attachment);
+
+impl LargeBody {
+    /// Size of the body in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.stored_length()
+    }
 }
 
 /// Optional members of a document's JSON text. Empty ones are left out.
@@ -39,9 +57,29 @@ pub struct Extras {
 }
 
 impl Document {
+    /// Size of its body in bytes, read or not.
+    pub fn body_size(&self) -> u64 {
+        self.large_body.as_ref().map_or(self.body.len() as u64, LargeBody::size)
+    }
+
+    /// Verifies that the body was read.
+    pub(crate) fn check_is_whole(&self) {
+        assert!(self.large_body.is_none(), "the body of {} was not read", self.id);
+    }
+
     /// Appends the document's JSON text, its attachments as stubs.
+    ///
+    /// # Panics
+    /// If its body was not read.
     pub fn write_json(&self, extras: &Extras, out: &mut Vec<u8>) {
         self.begin_json(out);
+        self.write_stubs(extras, out);
+        self.end_json(extras, out);
+    }
+
+    /// Appends its attachments as stubs, between the text of [`Document::begin_json`] and that of
+    /// [`Document::end_json`].
+    pub fn write_stubs(&self, extras: &Extras, out: &mut Vec<u8>) {
         if !self.attachments.is_empty() {
             out.extend_from_slice(b",\"_attachments\":{");
             for (index, attachment) in self.attachments.iter().enumerate() {
@@ -55,11 +93,21 @@ impl Document {
             }
             out.push(b'}');
         }
-        self.end_json(extras, out);
     }
 
     /// Appends the text before its attachments.
+    ///
+    /// # Panics
+    /// If its body was not read.
     pub fn begin_json(&self, out: &mut Vec<u8>) {
+        self.check_is_whole();
+        self.begin_members(out);
+        out.extend_from_slice(&self.body);
+    }
+
+    /// Appends the text before its body. The caller appends the body, and then the text behind it:
+    /// [`Document::write_stubs`] and [`Document::end_json`].
+    pub fn begin_members(&self, out: &mut Vec<u8>) {
         out.reserve(self.body.len() + self.id.len() + 64);
         out.extend_from_slice(b"{\"_id\":");
         write_json_string(&self.id, out);
@@ -68,9 +116,8 @@ impl Document {
         if self.deleted {
             out.extend_from_slice(b",\"_deleted\":true");
         }
-        if !self.body.is_empty() {
+        if self.body_size() > 0 {
             out.push(b',');
-            out.extend_from_slice(&self.body);
         }
     }
 

@@ -42,7 +42,8 @@ const UNKNOWN_TYPE: &str = "application/octet-stream";
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Largest body in bytes, as stored text; default 8,000,000, at most
-    /// [`DOCUMENT_BYTES_LIMIT`](crate::DOCUMENT_BYTES_LIMIT).
+    /// [`DOCUMENT_BYTES_LIMIT`](crate::DOCUMENT_BYTES_LIMIT). Local documents have a lower limit besides: see
+    /// [`Database::put_local`](crate::Database::put_local).
     pub document_bytes_max: usize,
     /// Largest attachment inside a document in bytes; unlimited by default.
     pub attachment_bytes_max: u64,
@@ -165,7 +166,11 @@ impl Edit {
     }
 
     /// An edit that replaces a revision by one with the same body and attachments.
+    ///
+    /// # Panics
+    /// If the document's body was not read: see [`Document::large_body`].
     pub fn again(document: &Document) -> Edit {
+        document.check_is_whole();
         let mut stored = Vec::with_capacity(1 + document.body.len());
         stored.push(ENCODING_PLAIN);
         stored.extend_from_slice(&document.body);

@@ -10,11 +10,19 @@ use settee_store::{BATCH_SIZE_MAX, KEY_SIZE_MAX, META_SIZE_MAX};
 use crate::attachments::Attachment;
 use crate::{Error, Result};
 
-/// Upper limit of [`crate::Options::document_bytes_max`]: a batch must hold two documents of that size, when
-/// a leaf loses to another.
-pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - (32 << 10);
-const _: () =
-    assert!(2 * DOCUMENT_BYTES_LIMIT + 4 * (KEY_SIZE_MAX + META_SIZE_MAX) + (16 << 10) <= BATCH_SIZE_MAX);
+/// Upper limit of [`crate::Options::document_bytes_max`]: 64 MiB.
+pub const DOCUMENT_BYTES_LIMIT: usize = 64 << 20;
+
+/// Bytes of half a batch that are kept for the keys and metas of a document's other records.
+const OTHER_RECORDS_BYTES: usize = 32 << 10;
+const _: () = assert!(4 * (KEY_SIZE_MAX + META_SIZE_MAX) + (16 << 10) <= 2 * OTHER_RECORDS_BYTES);
+
+/// Largest leaf's value in bytes, without its encoding byte, in a log whose largest batch has
+/// `batch_bytes_max` bytes: a batch must hold two such values, when a leaf loses to another. A larger body is
+/// stored out of line.
+pub(crate) fn leaf_bytes_max(batch_bytes_max: usize) -> usize {
+    (batch_bytes_max.min(BATCH_SIZE_MAX) / 2).saturating_sub(OTHER_RECORDS_BYTES)
+}
 
 /// Encoding byte of a stored body: the body follows.
 pub(crate) const ENCODING_PLAIN: u8 = 0;

@@ -46,6 +46,9 @@ impl Selector {
 
     /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and the members
     /// in `extras`.
+    ///
+    /// # Panics
+    /// If it needs the document's body, which was not read: see [`Document::large_body`].
     pub fn matches(&self, document: &Document, extras: &Extras) -> bool {
         let Some(root) = &self.root else { return true };
         let mut reserved = Vec::new();
@@ -58,6 +61,9 @@ impl Selector {
         }
         let text = |bytes| std::str::from_utf8(bytes).unwrap_or("");
         let reserved = Raw::new(text(&reserved)).members();
+        if self.needs_body() {
+            document.check_is_whole();
+        }
         let members = Members::of(text(&document.body));
         let found = match self.needs_whole {
             true => self.paths.find(Raw::new(text(&whole))),

@@ -292,6 +292,7 @@ fn reserved_members_are_fields_too() {
         deleted: true,
         body: "\"a\":1,\"b\":{\"c\":[true]}".into(),
         attachments: Vec::new(),
+        large_body: None,
     };
     let matches = |selector: Value, extras: &Extras| {
         let selector = Selector::parse(&selector.to_string()).unwrap();

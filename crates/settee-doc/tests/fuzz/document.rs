@@ -106,6 +106,7 @@ fn written_and_read(edit: &Edit) {
         deleted: edit.deleted,
         body: edit.body(),
         attachments: Vec::new(),
+        large_body: None,
     };
     let extras = Extras {
         revisions: Some(history.clone()),

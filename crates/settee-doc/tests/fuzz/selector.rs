@@ -169,6 +169,7 @@ fn of_document(selector: &Selector, edit: &Edit) {
         deleted: edit.deleted,
         body: edit.body(),
         attachments: Vec::new(),
+        large_body: None,
     };
     let extras = Extras { conflicts: vec![document.revision.clone()], ..Extras::default() };
     let mut text = Vec::new();

@@ -3,13 +3,15 @@
 //! Method: in the simulation. Random edits on two databases, one of which stores all large bodies out of
 //! line; power losses at every sync; leftover bytes are counted.
 
+mod oversize;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use settee_doc::{
-    CHUNK_BYTES, Database, Databases, DatabasesOptions, Edit, ErrorKind, Extras, OUT_OF_LINE_BYTES_MIN,
-    OfflineDatabases, OfflineEvent, Options, Revision, Seq, Stage,
+    CHUNK_BYTES, Database, Databases, DatabasesOptions, Document, Edit, ErrorKind, Extras,
+    OUT_OF_LINE_BYTES_MIN, OfflineDatabases, OfflineEvent, Options, Revision, Seq, Snapshot, Stage,
 };
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
@@ -72,6 +74,22 @@ fn live(database: &Database) -> u64 {
     database.info().active_bytes
 }
 
+/// A document with its body in memory, which is read chunk by chunk if it has several.
+async fn whole(view: &Snapshot, document: Document) -> Document {
+    let Some(large_body) = &document.large_body else { return document };
+    assert!(document.body.is_empty() && large_body.size() > CHUNK_BYTES as u64);
+    let mut reader = view.large_body(&document.id, large_body);
+    let mut body = Vec::new();
+    while let Some(piece) = reader.next().await.unwrap() {
+        assert!(piece.len() <= CHUNK_BYTES);
+        body.extend_from_slice(&piece);
+    }
+    assert_eq!(body.len() as u64, document.body_size());
+    let read = view.read_whole(document.clone()).await.unwrap();
+    assert_eq!(read, Document { body: body.into(), large_body: None, ..document });
+    read
+}
+
 /// All user-visible data of a database, read in every way.
 async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
     let view = database.snapshot();
@@ -88,7 +106,7 @@ async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
         let winner = row.winner.unwrap();
         assert_eq!(winner.summary, summary);
         let document = view.read_winner(&id, winner).await.unwrap();
-        assert!(body.size() >= document.body.len() as u64, "{id}: {} bytes, it says", body.size());
+        assert!(body.size() >= document.body_size(), "{id}: {} bytes, it says", body.size());
         assert_eq!(view.read(&id, summary, body).await.unwrap(), document);
         assert_eq!(view.document_or_deleted(&id).await.unwrap().unwrap(), document);
         let leaves = view.open_leaves(&id).await.unwrap();
@@ -99,6 +117,7 @@ async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
                 view.revision(&id, &leaf.revision, false).await.unwrap(),
                 std::slice::from_ref(&document)
             );
+            let document = whole(&view, document).await;
             let mut text = Vec::new();
             let revisions = Some(leaves.history(index).await.unwrap());
             document.write_json(&Extras { revisions, ..Extras::default() }, &mut text);
@@ -294,12 +313,15 @@ async fn check(env: &Env, history: &History, case: &str) {
     };
     let mut found = 0;
     for (id, (states, acknowledged)) in history {
-        let document = database.snapshot().document_or_deleted(id).await.unwrap();
-        let body = document.map_or(String::new(), |document| {
-            found += 1;
-            let body = std::str::from_utf8(&document.body).unwrap().to_owned();
-            format!("{{{body}}}")
-        });
+        let view = database.snapshot();
+        let body = match view.document_or_deleted(id).await.unwrap() {
+            None => String::new(),
+            Some(document) => {
+                found += 1;
+                let document = whole(&view, document).await;
+                format!("{{{}}}", std::str::from_utf8(&document.body).unwrap())
+            }
+        };
         let place = states.iter().position(|state| *state == body);
         assert!(place.is_some_and(|place| place >= *acknowledged), "{id}: {place:?} {acknowledged}: {case}");
     }

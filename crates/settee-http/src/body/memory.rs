@@ -59,7 +59,7 @@ impl MemoryPermit {
     }
 
     /// Bytes that are held under this permit.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 

@@ -9,7 +9,7 @@
 //!    freed afterwards.
 //! 2. A feed that waits for its client for [`SNAPSHOT_HELD_MAX`] releases its snapshot, and continues after its
 //!    position with a new one when the client has caught up. Exceptions: a feed in descending order, and a row
-//!    with the content of attachments.
+//!    with a large body or the content of attachments.
 //! 3. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
 
 use std::sync::Arc;
@@ -25,10 +25,11 @@ use tokio::time::Instant;
 
 use super::args::{Args, Kind};
 use super::filter::{Filter, Selected};
-use crate::body::MemoryPermit;
-use crate::context::stopped;
+use crate::body::{BodyMemory, MemoryPermit};
+use crate::context::{Server, stopped};
 use crate::document::inline::write_document;
 use crate::document::options::DocumentOptions;
+use crate::document::whole::read_whole;
 use crate::error::ApiError;
 use crate::json;
 use crate::response::writer::ResponseWriter;
@@ -41,7 +42,7 @@ const ROWS_PER_LOOKUP: u64 = 4;
 
 /// Largest document in bytes that is matched in the feed's own task. A larger one is matched on a blocking
 /// thread.
-const MATCHED_INLINE_BYTES: usize = 64 << 10;
+const MATCHED_INLINE_BYTES: u64 = 64 << 10;
 
 /// Number of rows skipped between two checks of the heartbeat.
 const ROWS_PER_BEAT: u32 = 256;
@@ -54,6 +55,8 @@ const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Feed {
     database: Arc<Database>,
     filter: Arc<Filter>,
+    /// For large bodies that are matched or shown in part.
+    body_memory: Arc<BodyMemory>,
     stopping: watch::Receiver<bool>,
     kind: Kind,
     descending: bool,
@@ -89,12 +92,13 @@ impl Feed {
         args: &Args,
         filter: Filter,
         since: Seq,
-        stopping: watch::Receiver<bool>,
+        server: &Server,
     ) -> Feed {
         Feed {
             database,
             filter: Arc::new(filter),
-            stopping,
+            body_memory: server.body_memory.clone(),
+            stopping: server.stopping.clone(),
             kind: args.kind,
             descending: args.descending,
             all_leaves: args.all_leaves,
@@ -322,6 +326,7 @@ impl Feed {
             match self.filter.selected().and_then(|selected| selected.fields.as_ref()) {
                 None => write_document(snapshot, &document, document_options, &extras, out).await?,
                 Some(fields) => {
+                    let (document, _permit) = read_whole(snapshot, document, &self.body_memory).await?;
                     let mut text = Vec::new();
                     document.write_json(&extras, &mut text);
                     fields.write(std::str::from_utf8(&text).unwrap_or("{}"), &mut out.buffer);
@@ -374,7 +379,7 @@ impl Feed {
         let selector = &selected.selector;
         let shows_all = self.all_leaves && summary.has_conflicts;
         if !(shows_all || selector.needs_conflicts() && summary.has_conflicts) {
-            let matches = matches(selected, winner, Extras::default()).await?;
+            let matches = self.matches(snapshot, selected, winner, Extras::default()).await?;
             return Ok(if matches { vec![summary.revision.clone()] } else { Vec::new() });
         }
         let leaves = snapshot.open_leaves(&winner.id).await?;
@@ -391,14 +396,38 @@ impl Feed {
                 extras.conflicts = others.map(|other| other.revision).collect();
             }
             let matches = match is_winner {
-                true => matches(selected, winner, extras).await?,
-                false => matches(selected, &leaves.document(index).await?, extras).await?,
+                true => self.matches(snapshot, selected, winner, extras).await?,
+                false => self.matches(snapshot, selected, &leaves.document(index).await?, extras).await?,
             };
             if matches {
                 revisions.push(leaf.revision);
             }
         }
         Ok(revisions)
+    }
+
+    /// Whether a document matches. A large one is matched on a blocking thread.
+    async fn matches(
+        &self,
+        snapshot: &Snapshot,
+        selected: &Arc<Selected>,
+        document: &Document,
+        extras: Extras,
+    ) -> Result<bool, ApiError> {
+        if document.body_size() <= MATCHED_INLINE_BYTES {
+            return Ok(selected.selector.matches(document, &extras));
+        }
+        let selected = selected.clone();
+        let (document, permit) = read_whole(snapshot, document.clone(), &self.body_memory).await?;
+        let matching = tokio::task::spawn_blocking(move || {
+            // The thread outlives a feed whose client leaves.
+            let _permit = permit;
+            selected.selector.matches(&document, &extras)
+        });
+        let failed = |error: tokio::task::JoinError| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+        };
+        matching.await.map_err(failed)
     }
 
     /// Appends a row without its closing brace.
@@ -533,21 +562,9 @@ fn write_beat(kind: Kind, out: &mut Vec<u8>) {
     }
 }
 
-/// Whether a document matches. A large one is matched on a blocking thread.
-async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) -> Result<bool, ApiError> {
-    if document.body.len() <= MATCHED_INLINE_BYTES {
-        return Ok(selected.selector.matches(document, &extras));
-    }
-    let (selected, document) = (selected.clone(), document.clone());
-    let matching = tokio::task::spawn_blocking(move || selected.selector.matches(&document, &extras));
-    let failed = |error: tokio::task::JoinError| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
-    };
-    matching.await.map_err(failed)
-}
-
 /// A document without body, from the index alone.
 fn bare(id: String, summary: &Summary) -> Document {
     let Summary { revision, deleted, .. } = summary.clone();
-    Document { id, revision, deleted, body: bytes::Bytes::new(), attachments: Vec::new() }
+    let (body, attachments) = (bytes::Bytes::new(), Vec::new());
+    Document { id, revision, deleted, body, attachments, large_body: None }
 }

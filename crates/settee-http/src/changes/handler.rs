@@ -59,7 +59,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let mut response = if context.is_head() {
         response::empty(StatusCode::OK)
     } else {
-        let feed = Feed::new(database, &args, filter, since, context.server.stopping.clone());
+        let feed = Feed::new(database, &args, filter, since, context.server);
         writer::respond(context.output(), move |out| feed.run(out, permit)).await?
     };
     if let Some(tag) = tag {

@@ -19,6 +19,10 @@ use crate::response::writer::Output;
 
 const OPTIMISTIC_WRITE: &str = "x-optimistic-write";
 
+/// Size of a document's text in bytes above which it is charged twice: while it is parsed, its body is in memory
+/// too.
+const TWICE_CHARGED_BYTES_MIN: u64 = 8 << 20;
+
 /// A request while its handler runs.
 pub(crate) struct RequestContext<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -120,9 +124,14 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Parses a document's text into an edit, with the permit for its memory.
-    pub(crate) async fn parse_edit(&self, body: BufferedBody) -> Result<(Edit, MemoryPermit), ApiError> {
+    /// Parses a document's text into an edit, with the permit for its memory. May wait for memory, so the
+    /// request has no other permit.
+    pub(crate) async fn parse_edit(&self, mut body: BufferedBody) -> Result<(Edit, MemoryPermit), ApiError> {
         let options = self.server.document_options;
+        let text_bytes = body.text.len() as u64;
+        if text_bytes > TWICE_CHARGED_BYTES_MIN {
+            self.server.body_memory.grow(&mut body.permit, 2 * text_bytes).await?;
+        }
         let parse = move |text: &[u8], budget: &mut BodyBudget| body::parse_edit(text, &options, budget);
         body::parse_buffered(body, &self.server.body_memory, parse).await
     }

@@ -94,6 +94,9 @@ async fn create_document(context: &mut RequestContext<'_>, database: &Arc<Databa
     if context.is_optimistic()? {
         database.write_large_bodies(std::slice::from_mut(&mut edit), false).await?;
     }
+    if database.is_written_ahead(&edit) {
+        document::check_leaf(database, &edit).await?;
+    }
     let id = edit.id.clone();
     let revision = database.update(edit, concern.stage).await?;
     let status = concern.status(StatusCode::CREATED);

@@ -188,17 +188,19 @@ pub(crate) fn parse_ranges(text: &str, length: u64) -> Result<Vec<Range<u64>>, A
     Ok(if ranges.len() < RANGES_MAX { ranges } else { Vec::new() })
 }
 
-/// An edit that keeps the members of the revision named by the client, with that revision.
+/// An edit that keeps the members of the revision named by the client, with that revision and the permit for
+/// the memory of a large body. Without such a revision, an edit of a new document.
 async fn edit_of(
     context: &RequestContext<'_>,
     database: &Database,
     id: &str,
-) -> Result<(Edit, Option<Document>), ApiError> {
+) -> Result<(Edit, Option<MemoryPermit>), ApiError> {
     let Some(revision) = one_of(context, None, revision_arg::parse)? else {
         return Ok((Edit::empty(id), None));
     };
-    let document = edited_revision(database, id, &revision).await?;
-    Ok((Edit::again(&document), Some(document)))
+    let body_memory = &context.server.body_memory;
+    let (document, permit) = edited_revision(database, id, &revision, body_memory).await?;
+    Ok((Edit::again(&document), Some(permit)))
 }
 
 async fn put(
@@ -210,8 +212,8 @@ async fn put(
     settee_doc::check_attachment_name(name)?;
     settee_doc::check_document_id(id)?;
     let concern = context.write_concern()?;
-    let (mut edit, known) = edit_of(context, database, id).await?;
-    if known.is_none() {
+    let (mut edit, known_permit) = edit_of(context, database, id).await?;
+    if known_permit.is_none() {
         check_leaf(database, &edit).await?;
     }
     edit.deleted = false;
@@ -227,12 +229,15 @@ async fn put(
         }
     };
     let bytes_max = context.server.limits.attachment_bytes_max;
-    let (mut chunk_permit, mut arrived) = (MemoryPermit::default(), 0);
+    // The arriving chunk is held under the same permit as the body, since a request waits with only one.
+    let (mut permit, mut arrived) = (known_permit.unwrap_or_default(), 0);
+    let body_bytes = permit.bytes();
     // Compressed content is stored compressed.
     let mut uploading = database.upload(id, &content_type, is_gzip, bytes_max);
     while let Some(frame) = context.body.next_data(&context.server.limits).await? {
         arrived += frame.len() as u64;
-        context.server.body_memory.grow(&mut chunk_permit, arrived.min(CHUNK_BYTES as u64)).await?;
+        let bytes = body_bytes + arrived.min(CHUNK_BYTES as u64);
+        context.server.body_memory.grow(&mut permit, bytes).await?;
         uploading.write(&frame).await.map_err(|error| match error.kind() {
             ErrorKind::AttachmentTooLarge => related::too_large(name),
             _ => error.into(),
@@ -258,8 +263,8 @@ async fn delete(
     name: &str,
 ) -> HandlerResult {
     let stage = context.stage()?;
-    let (mut edit, known) = edit_of(context, database, id).await?;
-    if known.is_none() {
+    let (mut edit, known_permit) = edit_of(context, database, id).await?;
+    if known_permit.is_none() {
         let document = database.snapshot().document(id).await?;
         let is_there = document.attachments.iter().any(|other| other.name == name);
         return Err(if is_there { conflict() } else { no_attachment() });

@@ -10,6 +10,7 @@ use settee_doc::{Content, Database, Document, Edit, ErrorKind, Hash, Revision, S
 use super::edited_revision::{check_leaf, one_revision};
 use super::revision_arg::{self, one_of};
 use super::saved::saved;
+use super::whole::read_whole;
 use crate::context::{RequestContext, location};
 use crate::error::ApiError;
 use crate::query;
@@ -58,6 +59,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: &Database
     let snapshot = database.snapshot();
     let target = Target::of(context)?;
     let source = source(context, &snapshot, id).await?;
+    let (source, _permit) = read_whole(&snapshot, source, &context.server.body_memory).await?;
     database.check_id(&target.id)?;
     let mut edit = Edit::again(&source);
     (edit.id, edit.revision) = (target.id.clone(), None);
@@ -86,7 +88,8 @@ async fn source(context: &RequestContext<'_>, snapshot: &Snapshot, id: &str) -> 
     if let Some(name) = id.strip_prefix(LOCAL) {
         let body = snapshot.local(name).await?.1;
         let revision = Revision { generation: 1, id: Hash::default().into() };
-        return Ok(Document { id: id.to_owned(), revision, deleted: false, body, attachments: Vec::new() });
+        let (id, attachments) = (id.to_owned(), Vec::new());
+        return Ok(Document { id, revision, deleted: false, body, attachments, large_body: None });
     }
     match one_of(context, None, revision_arg::parse)? {
         Some(revision) => one_revision(snapshot, id, &revision).await,

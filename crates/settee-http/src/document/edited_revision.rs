@@ -7,6 +7,8 @@ use hyper::StatusCode;
 use settee_doc::{Database, Document, Edit, Revision, Snapshot};
 
 use super::revision_arg;
+use super::whole::read_whole;
+use crate::body::{BodyMemory, MemoryPermit};
 use crate::error::ApiError;
 
 pub(crate) async fn one_revision(
@@ -37,20 +39,27 @@ async fn fits(snapshot: &Snapshot, edit: &Edit) -> Result<bool, ApiError> {
     })
 }
 
-/// Reads the revision that an edit replaces. If it isn't visible, waits for accepted writes first.
+/// Reads the revision that an edit replaces, with its whole body. If it isn't visible, waits for accepted writes
+/// first. Returns it with the permit for the memory of a large body.
 ///
 /// # Errors
-/// A conflict if the revision was replaced; CouchDB's `missing_rev` if it never was a leaf.
+/// A conflict if the revision was replaced; CouchDB's `missing_rev` if it never was a leaf; those of
+/// [`read_whole`].
 pub(crate) async fn edited_revision(
     database: &Database,
     id: &str,
     revision: &Revision,
-) -> Result<Document, ApiError> {
-    let found = one_revision(&database.snapshot(), id, revision).await;
-    let found = match found {
+    body_memory: &BodyMemory,
+) -> Result<(Document, MemoryPermit), ApiError> {
+    let read = async || {
+        let snapshot = database.snapshot();
+        let document = one_revision(&snapshot, id, revision).await?;
+        read_whole(&snapshot, document, body_memory).await
+    };
+    let found = match read().await {
         Err(failure) if failure.status == StatusCode::NOT_FOUND => {
             database.barrier().await?;
-            one_revision(&database.snapshot(), id, revision).await
+            read().await
         }
         found => found,
     };

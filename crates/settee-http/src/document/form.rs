@@ -160,7 +160,9 @@ async fn edit_of(
         return Ok((edit, permit));
     }
     let revision = revision.ok_or_else(|| ApiError::bad_request("Invalid rev format"))?;
-    let mut edit = Edit::again(&edited_revision(database, id, &revision).await?);
+    let body_memory = &context.server.body_memory;
+    let (document, permit) = edited_revision(database, id, &revision, body_memory).await?;
+    let mut edit = Edit::again(&document);
     edit.deleted = false;
-    Ok((edit, MemoryPermit::default()))
+    Ok((edit, permit))
 }

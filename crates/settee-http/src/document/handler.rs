@@ -85,7 +85,7 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
     let mut response = if has_content && multipart::accepts(context.header(header::ACCEPT), related::TYPE) {
         let known = known_generation(&snapshot, &document, &options).await?;
         related::answer(context, snapshot, document, extras, known).await?
-    } else if has_content {
+    } else if has_content || document.large_body.is_some() {
         let snapshot = snapshot.clone();
         writer::respond(context.output(), async move |mut out| {
             write_document(&snapshot, &document, &options, &extras, &mut out).await?;
@@ -94,6 +94,7 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
         })
         .await?
     } else {
+        // Whole, so that the response has its length.
         let mut text = Vec::with_capacity(document.body.len() + id.len() + ENVELOPE_BYTES);
         document.write_json(&extras, &mut text);
         text.push(b'\n');
@@ -148,10 +149,10 @@ async fn put(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
     if replicated {
         revision_arg::check_replicated(&edit)?;
     }
+    if (parts.is_some() || database.is_written_ahead(&edit)) && !replicated {
+        check_leaf(database, &edit).await?;
+    }
     if let Some(parts) = &mut parts {
-        if !replicated {
-            check_leaf(database, &edit).await?;
-        }
         related::receive(parts, context, database, &mut edit).await?;
     }
     if context.is_optimistic()? {

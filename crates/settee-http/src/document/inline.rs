@@ -1,10 +1,10 @@
 //! Writes documents as JSON, with the content of their attachments if it is asked for.
 //!
-//! Content is read and encoded as the client reads it.
+//! Content is read and encoded as the client reads it, and so are large bodies.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use settee_doc::{Document, Extras, Snapshot};
+use settee_doc::{Document, Extras, LargeBody, Snapshot};
 
 use super::options::{DocumentOptions, OpenedLeaf, known_generation};
 use crate::error::ApiError;
@@ -19,8 +19,7 @@ pub(crate) async fn write_document(
     out: &mut ResponseWriter,
 ) -> Result<(), ApiError> {
     if !options.attachments || document.attachments.is_empty() {
-        document.write_json(extras, &mut out.buffer);
-        return Ok(());
+        return write_stubs(snapshot, document, extras, out).await;
     }
     let known = known_generation(snapshot, document, options).await?;
     write_inline(snapshot, document, extras, known, out).await
@@ -36,7 +35,52 @@ pub(crate) async fn write_opened(
     if options.attachments {
         return write_inline(snapshot, &opened.document, &opened.extras, opened.known, out).await;
     }
-    opened.document.write_json(&opened.extras, &mut out.buffer);
+    write_stubs(snapshot, &opened.document, &opened.extras, out).await
+}
+
+/// Writes a document with its attachments as stubs.
+async fn write_stubs(
+    snapshot: &Snapshot,
+    document: &Document,
+    extras: &Extras,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    write_front(snapshot, document, out).await?;
+    document.write_stubs(extras, &mut out.buffer);
+    document.end_json(extras, &mut out.buffer);
+    Ok(())
+}
+
+/// Writes a document's text before its attachments.
+async fn write_front(
+    snapshot: &Snapshot,
+    document: &Document,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    match &document.large_body {
+        None => document.begin_json(&mut out.buffer),
+        Some(large_body) => {
+            document.begin_members(&mut out.buffer);
+            send_large_body(snapshot, &document.id, large_body, out).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends a large body chunk by chunk.
+///
+/// # Errors
+/// Those of reading it; the client has closed the connection.
+pub(crate) async fn send_large_body(
+    snapshot: &Snapshot,
+    id: &str,
+    large_body: &LargeBody,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    let mut reader = snapshot.large_body(id, large_body);
+    while let Some(piece) = reader.next().await? {
+        out.send(piece).await?;
+    }
     Ok(())
 }
 
@@ -49,10 +93,9 @@ async fn write_inline(
     out: &mut ResponseWriter,
 ) -> Result<(), ApiError> {
     if document.attachments.is_empty() {
-        document.write_json(extras, &mut out.buffer);
-        return Ok(());
+        return write_stubs(snapshot, document, extras, out).await;
     }
-    document.begin_json(&mut out.buffer);
+    write_front(snapshot, document, out).await?;
     for (index, attachment) in document.attachments.iter().enumerate() {
         out.buffer.extend_from_slice(if index == 0 { b",\"_attachments\":{" } else { b"," });
         settee_doc::write_json_string(&attachment.name, &mut out.buffer);

@@ -7,9 +7,11 @@ use bytes::Bytes;
 use hyper::header;
 use hyper::{Response, StatusCode};
 use settee_doc::{
-    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, Snapshot, Upload,
+    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, LargeBody, Snapshot,
+    Upload,
 };
 
+use super::inline::send_large_body;
 use super::parts::Parts;
 use crate::body::multipart;
 use crate::body::{BodyBuffer, BodyMemory, BufferedBody, MemoryPermit};
@@ -139,15 +141,18 @@ impl<'a> Uploads<'a> {
 /// A document with its attachments as parts, or the document alone if no attachment is sent.
 pub(crate) struct Related {
     boundary: String,
-    /// The bytes before the first attachment.
+    /// The bytes before a large body, or before `behind` if the body isn't large.
     front: Vec<u8>,
+    large_body: Option<LargeBody>,
+    /// The bytes between the body and the first attachment.
+    behind: Vec<u8>,
     /// The attachments, each with the head of its part.
     parts: Vec<(Vec<u8>, Attachment)>,
 }
 
 impl Related {
     /// Sends the attachments newer than the generation `known`.
-    pub(crate) fn new(document: Document, extras: &Extras, known: u32, boundary: String) -> Related {
+    pub(crate) fn new(mut document: Document, extras: &Extras, known: u32, boundary: String) -> Related {
         let has_parts = document.attachments.iter().any(|attachment| attachment.revpos > known);
         let mut front = Vec::with_capacity(document.body.len() + 256);
         if has_parts {
@@ -155,26 +160,31 @@ impl Related {
             front.extend_from_slice(boundary.as_bytes());
             front.extend_from_slice(b"\r\nContent-Type: application/json\r\n\r\n");
         }
-        document.begin_json(&mut front);
+        match &document.large_body {
+            None => document.begin_json(&mut front),
+            Some(_) => document.begin_members(&mut front),
+        }
+        let mut behind = Vec::new();
         for (index, attachment) in document.attachments.iter().enumerate() {
-            front.extend_from_slice(if index == 0 { b",\"_attachments\":{" } else { b"," });
-            settee_doc::write_json_string(&attachment.name, &mut front);
-            front.extend_from_slice(b":{");
-            attachment.write_members(true, &mut front);
+            behind.extend_from_slice(if index == 0 { b",\"_attachments\":{" } else { b"," });
+            settee_doc::write_json_string(&attachment.name, &mut behind);
+            behind.extend_from_slice(b":{");
+            attachment.write_members(true, &mut behind);
             let follows = attachment.revpos > known;
-            front.extend_from_slice(if follows { b",\"follows\":true}" } else { b",\"stub\":true}" });
+            behind.extend_from_slice(if follows { b",\"follows\":true}" } else { b",\"stub\":true}" });
         }
         if !document.attachments.is_empty() {
-            front.push(b'}');
+            behind.push(b'}');
         }
-        document.end_json(extras, &mut front);
+        document.end_json(extras, &mut behind);
         if has_parts {
-            front.extend_from_slice(b"\r\n--");
-            front.extend_from_slice(boundary.as_bytes());
+            behind.extend_from_slice(b"\r\n--");
+            behind.extend_from_slice(boundary.as_bytes());
         }
+        let large_body = document.large_body.take();
         let attachments = document.attachments.into_iter().filter(|attachment| attachment.revpos > known);
         let parts = attachments.map(|attachment| (head(&attachment), attachment)).collect();
-        Related { boundary, front, parts }
+        Related { boundary, front, large_body, behind, parts }
     }
 
     /// Whether any attachment is sent.
@@ -197,7 +207,9 @@ impl Related {
             head.len() as u64 + attachment.stored_length() + delimiter
         };
         let end = if self.has_parts() { 2 } else { 0 };
-        self.front.len() as u64 + self.parts.iter().map(part).sum::<u64>() + end
+        let text = (self.front.len() + self.behind.len()) as u64;
+        let large_body = self.large_body.as_ref().map_or(0, LargeBody::size);
+        text + large_body + self.parts.iter().map(part).sum::<u64>() + end
     }
 
     /// Writes the body. `id` is the document's.
@@ -211,6 +223,10 @@ impl Related {
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         out.buffer.extend_from_slice(&self.front);
+        if let Some(large_body) = &self.large_body {
+            send_large_body(snapshot, id, large_body, out).await?;
+        }
+        out.buffer.extend_from_slice(&self.behind);
         for (head, attachment) in &self.parts {
             out.buffer.extend_from_slice(head);
             let mut reader = snapshot.attachment(id, attachment, None, false);

@@ -22,6 +22,7 @@ mod endpoints;
 mod faults;
 mod flood;
 mod fuzz;
+mod large;
 mod limits;
 mod local;
 mod methods;

@@ -167,7 +167,7 @@ pub(super) const SETTINGS: &[Setting] = &[
             Limit::new(Bytes, field!(http.document_bytes_max))
                 .within(1..=settee_doc::DOCUMENT_BYTES_LIMIT as u64),
         ),
-        "Largest document.",
+        "Largest document, without its attachments. A local document has at most 8355840 bytes.",
     ),
     setting(
         "limits",

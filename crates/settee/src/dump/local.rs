@@ -24,7 +24,7 @@ pub(super) async fn write_winners<W: Write>(
     let mut documents = snapshot.read_ahead(rows, u64::MAX, None);
     while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
         let document = snapshot.read_winner(&id, winner.expect("a row has a document")).await?;
-        left_out.attachment_count += write(&snapshot, &document, &Extras::default(), content, writer).await?;
+        left_out.attachment_count += write(&snapshot, document, &Extras::default(), content, writer).await?;
     }
     check_count(writer.count, snapshot.doc_count())?;
     let mut rows = snapshot.changes(Seq(0), false);
@@ -58,7 +58,7 @@ pub(super) async fn write_all<W: Write>(
         for index in 0..leaves.count() {
             let document = leaves.document(index).await?;
             let extras = Extras { revisions: Some(leaves.history(index).await?), ..Extras::default() };
-            left_out.attachment_count += write(&snapshot, &document, &extras, content, writer).await?;
+            left_out.attachment_count += write(&snapshot, document, &extras, content, writer).await?;
         }
     }
     let mut rows = snapshot.local_docs(&Range::default());
@@ -73,11 +73,12 @@ pub(super) async fn write_all<W: Write>(
 /// Writes a document. Returns the number of attachments written without their content.
 async fn write<W: Write>(
     snapshot: &Snapshot,
-    document: &Document,
+    document: Document,
     extras: &Extras,
     content: AttachmentContent,
     writer: &mut DocumentWriter<W>,
 ) -> Result<u64, Error> {
+    let document = snapshot.read_whole(document).await?;
     let mut text = Vec::new();
     let left_out = match content {
         AttachmentContent::Inline if !document.attachments.is_empty() => {
@@ -86,7 +87,7 @@ async fn write<W: Write>(
             if bytes.saturating_add(document.body.len() as u64) > LINE_BYTES_MAX as u64 {
                 return Err(too_large(&document.id));
             }
-            write_inline(snapshot, document, extras, &mut text).await?;
+            write_inline(snapshot, &document, extras, &mut text).await?;
             0
         }
         _ => {

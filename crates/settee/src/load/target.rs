@@ -236,7 +236,8 @@ impl Local {
             };
             let document = if with_documents && !summary.deleted {
                 let mut text = Vec::new();
-                snapshot.document(id).await?.write_json(&Extras::default(), &mut text);
+                let document = snapshot.read_whole(snapshot.document(id).await?).await?;
+                document.write_json(&Extras::default(), &mut text);
                 Some(text)
             } else {
                 None

@@ -223,7 +223,7 @@ fn couchdbs_files_become_valid_settings() {
     let shown = json(settee(&["config", "--json", "--config", name(&file)]));
     for (table, name, value) in [
         ("", "listen", Value::from("[::]:5985")),
-        ("limits", "document_bytes_max", Value::from(8_355_840)),
+        ("limits", "document_bytes_max", Value::from(67_108_864)),
         ("limits", "attachment_bytes_max", Value::from(1 << 30)),
         ("limits", "request_bytes_max", Value::from(64 << 20)),
         ("limits", "changes_timeout_ms", Value::from(60_000)),
@@ -236,7 +236,7 @@ fn couchdbs_files_become_valid_settings() {
     }
     assert!(!std::fs::read_to_string(&file).unwrap().contains("uuids/max_count"), "the last file deleted it");
     for words in
-        ["administrator admin ", "administrator architect ", "8355840", "no administrator for [::]:5985"]
+        ["administrator admin ", "administrator architect ", "67108864", "no administrator for [::]:5985"]
     {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }

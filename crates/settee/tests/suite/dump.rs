@@ -240,3 +240,29 @@ fn an_existing_file_is_replaced_only_with_force() {
     assert!(fs::read_to_string(&out).unwrap().starts_with("{\"_id\":"));
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2, "no temporary file is left");
 }
+
+#[test]
+fn documents_that_are_stored_in_chunks_are_loaded_checked_compacted_and_dumped() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let filler: String = (0..1_000_000).map(|number| format!("{number:09}")).collect();
+    let plain = format!("{{\"_id\":\"a\",\"filler\":\"{filler}\"}}");
+    let attached = format!("{{\"_id\":\"b\",\"filler\":\"{filler}b\",\"_attachments\":{ATTACHMENTS}}}");
+    let input = format!("{plain}\n{}\n", attached.replace('\n', ""));
+    let local = ["--data-dir", name(&data)];
+    let load =
+        [&["load", "-", "--create", "--db", "db", "--document-bytes-max", "9100000"], &local[..]].concat();
+    assert!(ok(&load, input.as_bytes()).0.starts_with("loaded 2 documents"));
+    // The second time it is compared with the stored one.
+    assert!(ok(&load, plain.as_bytes()).0.starts_with("loaded 0 documents (1 already there"));
+    ok(&["compact", name(&data)], b"");
+    ok(&["check", name(&data)], b"");
+    let server = Server::start(&data);
+    let url = server.admin_url();
+    let dump = |target: [&str; 2]| ok(&[&["dump", "--db", "db"], &COMPLETE[..], &target[..]].concat(), b"").0;
+    let dumped = dump(["--url", &url]);
+    assert!(dumped.contains(&format!("\"filler\":\"{filler}\"")), "a is missing");
+    assert!(dumped.contains(&format!("\"filler\":\"{filler}b\"")), "b is missing");
+    server.stop();
+    assert!(lines(&dump(local)) == lines(&dumped), "the dumps differ");
+}

@@ -206,3 +206,28 @@ fn unread_responses_take_bounded_memory_and_other_clients_are_served() {
     // The memory of closed connections counts until the allocator returns it to the system.
     assert!(peak <= 8 * LIMIT, "{peak}");
 }
+
+#[test]
+fn unread_large_documents_take_bounded_memory() {
+    const LIMIT: u64 = 16 * MIB;
+    const DOCUMENT: u64 = 32 * MIB;
+    let limit = LIMIT.to_string();
+    let arguments = ["--response-bytes-in-flight-max", &limit, "--document-bytes-max", "67108864"];
+    let server = Server::start(&arguments);
+    let document = repeated(DOCUMENT, "{\"a\":\"", "x", "\"}");
+    assert_eq!(server.send("PUT", "/db/document", &document), 201);
+    let written = server.peak_bytes();
+    // The text, the body parsed from it, and the smaller buffers of the arriving text, which the allocator keeps.
+    assert!(written <= 4 * DOCUMENT + ALLOWANCE_BYTES, "{written}");
+    let mut connections = Vec::new();
+    for _ in 0..8 {
+        for path in ["/db/document", "/db/_all_docs?include_docs=true", "/db/_changes?include_docs=true"] {
+            connections.push(unread_requests(&server.address, path, 10));
+        }
+        assert_eq!(server.send("GET", "/db/document", b""), 200);
+    }
+    let peak = server.peak_bytes();
+    println!("{written} bytes of memory at peak for a write of {DOCUMENT}, {peak} with unread responses");
+    // As above. The unread documents have 7 GiB together.
+    assert!(peak <= written + 8 * LIMIT, "{peak}");
+}

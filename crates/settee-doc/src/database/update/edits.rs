@@ -18,9 +18,7 @@ use crate::documents::keys::{encode_number, local_key, path_key};
 use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
 use crate::documents::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_count};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, leaves, merge};
-use crate::documents::{
-    DOCUMENT_BYTES_LIMIT, Edit, Revision, RevisionId, check_document_id, partition_of, partition_prefix,
-};
+use crate::documents::{Edit, Revision, RevisionId, check_document_id, partition_of, partition_prefix};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of edits between two yields to other tasks.
@@ -69,6 +67,9 @@ impl Updater<'_> {
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
+        if edit.body().len() > self.database.leaf_bytes_max {
+            return Ok(Err(Error::new(ErrorKind::TooLarge, edit.id.clone())));
+        }
         if edit.revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
@@ -114,7 +115,7 @@ impl Updater<'_> {
         let replaced = parent.map(|leaf| &leaf.revision);
         let mut new: Vec<TreeLeaf> =
             old.iter().filter(|leaf| Some(&leaf.revision) != replaced).cloned().collect();
-        let leaf = new_leaf(edit, revision.clone(), path, attachments)?;
+        let leaf = new_leaf(edit, revision.clone(), path, attachments, self.database.leaf_bytes_max)?;
         self.check_partition(&latest, &edit.id, parent, &leaf).await?;
         new.push(leaf);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
@@ -169,7 +170,7 @@ impl Updater<'_> {
         let stubs = Stubs::of_replica(&latest, edit, &revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
-        let leaf = new_leaf(edit, revision.clone(), path, attachments)?;
+        let leaf = new_leaf(edit, revision.clone(), path, attachments, self.database.leaf_bytes_max)?;
         let oldest_generation = oldest_generation_needed(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, oldest_generation.min(revision.generation)).await?;
@@ -246,6 +247,7 @@ fn new_leaf(
     revision: Revision,
     path: Vec<RevisionId>,
     mut attachments: Vec<Attachment>,
+    leaf_bytes_max: usize,
 ) -> Result<TreeLeaf> {
     let mut out_of_line_bytes = 0;
     let body = if let Some(upload) = &edit.uploaded_body {
@@ -257,7 +259,7 @@ fn new_leaf(
     } else {
         Value::new(encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS))
     };
-    if body.bytes().len() > 1 + DOCUMENT_BYTES_LIMIT {
+    if body.bytes().len() > 1 + leaf_bytes_max {
         return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
     let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use settee_store::{BATCH_SIZE_MAX, Batch, Lookup, Seq, Stage, Writer};
+use settee_store::{Batch, Lookup, Seq, Stage, Writer};
 
 use super::records::Records;
 use crate::database::Database;
@@ -146,7 +146,7 @@ impl<'a> Updater<'a> {
             Ok(decided) => decided,
             Err(error) => return Ok(Err(error)),
         };
-        if records.batch.size() > BATCH_SIZE_MAX {
+        if records.batch.size() > self.database.batch_bytes_max {
             // The log would refuse it together with the rest of the request.
             return Ok(Err(Error::new(ErrorKind::TooLarge, edit.id.clone())));
         }

@@ -68,6 +68,7 @@ impl Updater<'_> {
         let mut rows = snapshot.all_docs(&range).await?;
         while let Some(row) = rows.next().await? {
             let document = snapshot.read(row.id, row.summary, row.body).await?;
+            let document = snapshot.read_whole(document).await?;
             if design::has_validation(&document.body)? {
                 return Ok(Validation::By(document.id));
             }

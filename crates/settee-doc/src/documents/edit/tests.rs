@@ -215,7 +215,7 @@ proptest! {
         let edit = parse(&text).unwrap();
         prop_assert!(!edit.body().iter().any(|byte| *byte < b' '));
         let revision: Revision = "1-00112233445566778899aabbccddeeff".parse().unwrap();
-        let document = Document { id: "the \"id\"".into(), revision: revision.clone(), deleted: false, body: edit.body(), attachments: Vec::new() };
+        let document = Document { id: "the \"id\"".into(), revision: revision.clone(), deleted: false, body: edit.body(), attachments: Vec::new(), large_body: None };
         let mut out = Vec::new();
         document.write_json(&Extras::default(), &mut out);
         let mut found: Value = serde_json::from_slice(&out).unwrap();

@@ -62,13 +62,13 @@ fn an_invalid_number_is_listed_with_the_reason() {
 #[test]
 fn a_number_over_the_maximum_becomes_the_maximum_with_a_warning() {
     let max = settee_doc::DOCUMENT_BYTES_LIMIT;
-    let conversion = convert("[couchdb]\nmax_document_size = 50000000\nmax_attachment_size = infinity");
+    let conversion = convert("[couchdb]\nmax_document_size = 100000000\nmax_attachment_size = infinity");
     assert_eq!(setting(&conversion, "document_bytes_max"), Some(Value::Number(max as u64)));
     assert_eq!(setting(&conversion, "attachment_bytes_max"), Some(Value::Number(BYTES_MAX)));
     let warned = |words: &[&str]| {
         conversion.warnings.iter().any(|warning| words.iter().all(|word| warning.contains(word)))
     };
-    assert!(warned(&["couchdb/max_document_size", "50000000", &max.to_string()]), "{conversion:?}");
+    assert!(warned(&["couchdb/max_document_size", "100000000", &max.to_string()]), "{conversion:?}");
     assert!(warned(&["couchdb/max_attachment_size", "infinity"]), "{conversion:?}");
 }
 

@@ -1,0 +1,32 @@
+//! Large bodies in memory: documents that are matched, or edited, as a whole.
+//!
+//! A document that is only sent needs no more than a chunk of its body at a time (`inline`). Where the whole body
+//! is needed, it is charged to the memory for request bodies.
+
+use settee_doc::{Document, Snapshot};
+
+use crate::body::{BodyMemory, MemoryPermit};
+use crate::error::ApiError;
+
+/// Largest number of copies of a body that its user has in memory at a time: the body, and the edit or the text
+/// that is made of it.
+const COPIES: u64 = 2;
+
+/// Reads a document's body if it wasn't read because it is large. Returns the document with the permit for that
+/// memory. Never waits for memory, since the request may have another permit.
+///
+/// # Errors
+/// 503 if the memory is exhausted; 500 if the body can't be read.
+pub(crate) async fn read_whole(
+    snapshot: &Snapshot,
+    document: Document,
+    body_memory: &BodyMemory,
+) -> Result<(Document, MemoryPermit), ApiError> {
+    let mut permit = MemoryPermit::default();
+    if document.large_body.is_some() {
+        // Alone it is read even if the memory is smaller.
+        let bytes = document.body_size().saturating_mul(COPIES).min(body_memory.bytes());
+        body_memory.add(&mut permit, bytes)?;
+    }
+    Ok((snapshot.read_whole(document).await?, permit))
+}
