@@ -5,13 +5,14 @@
 use std::future::poll_fn;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
 
 use settee_doc::{
     CHUNK_BYTES, Content, Database, Databases, Document, Edit, ErrorKind, NewAttachment, Options, Revision,
     Stage, digest_text,
 };
 use settee_sim::{Sim, SimDisk, seeds};
+
+use crate::common::with_database;
 
 /// Pseudo-random bytes.
 fn noise(length: usize, seed: u64) -> Vec<u8> {
@@ -51,16 +52,6 @@ async fn content(database: &Database, document: &Document, name: &str, decode: b
 /// Bytes of the database's live records.
 fn live(database: &Database) -> u64 {
     database.info().active_bytes
-}
-
-fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
-    let sim = Sim::new(seed);
-    let env = sim.env();
-    sim.run(async {
-        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
-        test(databases.create("db").await.unwrap()).await;
-    })
-    .unwrap();
 }
 
 #[test]

@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use settee_doc::{
     Database, Databases, Edit, ErrorKind, Hash, Options, Range, Revision, RevisionId, Seq, Snapshot, Stage,
 };
 use settee_sim::{Sim, SimDisk, seeds};
 
-use crate::common::any_id;
+use crate::common::{any_id, with_database};
 
 fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
     let mut edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
@@ -29,16 +28,6 @@ async fn put(
 }
 
 /// Runs a test on a new database.
-fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
-    let sim = Sim::new(seed);
-    let env = sim.env();
-    sim.run(async {
-        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
-        test(databases.create("db").await.unwrap()).await;
-    })
-    .unwrap();
-}
-
 async fn text_of(view: &Snapshot, id: &str) -> String {
     String::from_utf8(view.document(id).await.unwrap().body.to_vec()).unwrap()
 }

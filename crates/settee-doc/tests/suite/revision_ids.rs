@@ -2,13 +2,14 @@
 //! Method: documents whose paths have short, long and mixed ids; what remains of them is counted.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use settee_doc::{
     Database, Databases, Edit, ErrorKind, ID_SIZE_MAX, Options, REVISION_ID_SIZE_MAX, Revision, RevisionId,
     Stage,
 };
 use settee_sim::{Sim, SimDisk};
+
+use crate::common::with_database;
 
 fn parse(text: &str) -> Edit {
     Edit::parse(text.as_bytes(), &Options::default()).unwrap()
@@ -33,16 +34,6 @@ async fn replicate(db: &Database, edit: Edit) -> Revision {
 
 async fn leaves(db: &Database, id: &str) -> Vec<String> {
     db.snapshot().leaves(id).await.unwrap().iter().map(|leaf| leaf.revision.to_string()).collect()
-}
-
-fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
-    let sim = Sim::new(seed);
-    let env = sim.env();
-    sim.run(async {
-        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
-        test(databases.create("db").await.unwrap()).await;
-    })
-    .unwrap();
 }
 
 /// The longest id, with a number in front.

@@ -4,27 +4,16 @@
 //! whose bytes are counted.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use settee_doc::{Database, Databases, Edit, Options, Revision, RevisionId, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
-use crate::common::any_id;
+use crate::common::{any_id, with_database};
 
 fn edit(revision: Option<Revision>) -> Edit {
     let mut edit = Edit::parse(b"{\"n\":1}", &Options::default()).unwrap();
     (edit.id, edit.revision) = ("a".into(), revision);
     edit
-}
-
-fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
-    let sim = Sim::new(seed);
-    let env = sim.env();
-    sim.run(async {
-        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
-        test(databases.create("db").await.unwrap()).await;
-    })
-    .unwrap();
 }
 
 async fn update(db: &Database, count: u32, mut last: Option<Revision>) -> Revision {

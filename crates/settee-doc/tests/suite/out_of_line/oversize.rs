@@ -261,28 +261,5 @@ async fn work(env: &Env, seed: u64, history: &Mutex<History>) {
 
 #[test]
 fn a_power_loss_leaves_an_oversize_document_whole_or_nothing_of_it() {
-    let mut crash_count = 0;
-    for seed in seeds(3) {
-        let run = |disk: &SimDisk| {
-            let history = Arc::new(Mutex::new(History::new()));
-            let sim = Sim::with_disk(disk);
-            let env = sim.env();
-            sim.run(work(&env, seed, &history));
-            std::mem::take(&mut *history.lock().unwrap())
-        };
-        let undisturbed = SimDisk::new(seed);
-        run(&undisturbed);
-        for crash_at in 0..=undisturbed.sync_count() {
-            let disk = SimDisk::new(seed).crash_at_sync(crash_at);
-            let history = run(&disk);
-            let case = format!("seed={seed} crash_at={crash_at}");
-            let disk = disk.after_power_loss();
-            let sim = Sim::with_disk(&disk);
-            let env = sim.env();
-            sim.run(check(&env, &history, &case)).unwrap();
-            crash_count += 1;
-        }
-    }
-    println!("{crash_count} power losses tried");
-    assert!(crash_count > 50 || std::env::var_os("SETTEE_SEED").is_some());
+    try_power_losses(3, work);
 }
