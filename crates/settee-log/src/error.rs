@@ -134,7 +134,7 @@ pub enum OpenError {
     /// in flight.
     #[error("{} is in use", path.display())]
     InUse {
-        /// The segment's file.
+        /// The lock file.
         path: PathBuf,
     },
 

@@ -194,7 +194,7 @@ impl Log {
                 "the preallocated segment could not be removed"
             );
         }
-        self.shared.release_files();
+        self.shared.release_files(&mut reservation);
         flushed
     }
 }

@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use settee_io::File;
 
@@ -19,7 +18,7 @@ use crate::state::{Chunk, ChunkMemory};
 use crate::watermark::Position;
 
 /// The segments' files, by number.
-pub(crate) type FileMap = BTreeMap<u32, Arc<FileSlot>>;
+pub(crate) type FileMap = BTreeMap<u32, Arc<File>>;
 
 /// The files of a log's segments at one point in time: see [`crate::Log::files`]. Cheap to clone; can be used
 /// from many tasks at once.
@@ -27,39 +26,14 @@ pub(crate) type FileMap = BTreeMap<u32, Arc<FileSlot>>;
 pub struct Files(pub(crate) Arc<FileMap>);
 
 impl Files {
-    /// A segment's file. None if the segment was not part of the log at that time, or was part of it when the
-    /// log was closed or dropped.
+    /// A segment's file. `None` if the segment was not part of the log at that time.
     pub fn get(&self, segment: u32) -> Option<Arc<File>> {
-        self.0.get(&segment)?.get()
+        self.0.get(&segment).cloned()
     }
 
     /// The segments' numbers, oldest first.
     pub fn segments(&self) -> impl Iterator<Item = u32> {
         self.0.keys().copied()
-    }
-}
-
-/// A segment's file. The log clears the slot when it is closed or dropped, also if others hold the slot; this
-/// releases the file's lock, so that the directory can be opened again.
-#[derive(Debug)]
-pub(crate) struct FileSlot(ArcSwapOption<File>);
-
-impl FileSlot {
-    pub(crate) fn new(file: Arc<File>) -> Arc<FileSlot> {
-        Arc::new(FileSlot(ArcSwapOption::from(Some(file))))
-    }
-
-    pub(crate) fn get(&self) -> Option<Arc<File>> {
-        self.0.load_full()
-    }
-
-    /// The file, if the slot has no other owner.
-    pub(crate) fn into_file(self) -> Option<Arc<File>> {
-        self.0.into_inner()
-    }
-
-    pub(crate) fn clear(&self) {
-        self.0.store(None);
     }
 }
 

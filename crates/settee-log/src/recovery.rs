@@ -8,7 +8,7 @@
 //! without later records only the header is read, and a sealed segment's records are taken from its segment
 //! index if that agrees with the headers. The last segment is always read completely.
 //!
-//! `locking` opens the segments and locks them, `segment` checks a single one and sets it aside.
+//! `locking` locks the directory, `segment` checks a single segment and sets it aside.
 //!
 //! Invariants:
 //! 1. Records passed to `replay` are whole, in order, and persisted before `recover` returns.
@@ -40,18 +40,18 @@ use crate::format::{
 };
 use crate::frames::{FrameChain, Tail};
 use crate::options::LogOptions;
-use crate::read_view::{FileMap, FileSlot};
+use crate::read_view::FileMap;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
 use crate::types::{Location, Seq};
-use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX};
+use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, open_segments};
 
 mod locking;
 mod segment;
 
 pub use locking::LogLock;
-pub(crate) use locking::lock;
+pub(crate) use locking::{lock, lock_directory};
 
 /// Summary of opening a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -118,11 +118,9 @@ pub(crate) async fn recover(
     directory: &Path,
     options: &LogOptions,
     start: Start,
-    locked: LogLock,
     mut replay: Replay<'_>,
 ) -> Result<Recovered, OpenError> {
-    assert_eq!(locked.first, start.first_segment, "the lock covers other segments");
-    let mut segments = locked.segments;
+    let mut segments = open_segments(env, directory, start.first_segment).await?;
     let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
     let discarded = split_off_torn(&mut segments, seed).await?;
     let (oldest, known_seq) = (start.first_segment.max(1), start.after.0);
@@ -168,7 +166,7 @@ pub(crate) async fn recover(
     for segment in truncated {
         segment.remove_truncated(env, directory, seed).await?;
     }
-    found.files = segments.into_iter().map(|segment| (segment.number, FileSlot::new(segment.file))).collect();
+    found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)
 }
 

@@ -22,14 +22,13 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use settee_io::{File, OpenMode, TailBuffer, directory};
 
 use crate::error::{AppendError, ReservationError, Stopped, is_sync_error};
 use crate::format::{SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
-use crate::read_view::FileSlot;
+use crate::recovery::lock_directory;
 use crate::segment_name::segment_path;
 use crate::shared::{DiskReservation, Shared};
 use crate::state::{
@@ -43,11 +42,6 @@ mod background;
 /// log's size. With less, each batch would fill a segment and cost a sync and a new file; and overwritten
 /// records in the open segment can't be freed.
 const SEGMENT_BATCH_COUNT_MIN: usize = 8;
-
-/// Number of attempts to lock a new segment's file.
-const LOCK_TRIES_MAX: usize = 1000;
-/// Delay between these attempts.
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 impl Shared {
     /// Provides what blocks a batch. Another append may use it first, so the caller checks again.
@@ -175,6 +169,12 @@ impl Shared {
         let bytes_max = self.options.segment_bytes(log_bytes, unpersisted_bytes).max(batches as u32);
         let bytes_max = fitting_bytes_max(bytes_max, (SEGMENT_HEADER_SIZE + request.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + request.size) as u32 + reserve_bytes(bytes_max);
+        if number == 1 {
+            directory::create(&*self.env.engine, &self.directory).await?;
+        }
+        if reservation.lock.is_none() {
+            reservation.lock = Some(lock_directory(&self.env, &self.directory).await?);
+        }
         let preallocated = match reservation.next.take_if(|preallocated| preallocated.number == number) {
             Some(preallocated) => preallocated,
             None => self.create(number, needed.max(FIRST_RESERVATION_BYTES.min(bytes_max))).await?,
@@ -190,16 +190,13 @@ impl Shared {
         let path = segment_path(&self.directory, number);
         let engine = &self.env.engine;
         let allocated = allocated.next_multiple_of(SYNC_ALIGNMENT);
-        if number == 1 {
-            directory::create(&**engine, &self.directory).await?;
-        }
         // `create_reserved`: writers of a log that has segments wait for the next one.
         let file = match number {
             1 => File::open(engine, &path, OpenMode::CreateNew).await?,
             _ => File::create_reserved(engine, &path).await?,
         };
         let made = async {
-            self.configure_and_lock(&file).await?;
+            self.apply_direct_mode(&file).await?;
             file.allocate(0, u64::from(allocated)).await?;
             self.directory_syncs.sync(&**engine).await
         };
@@ -218,24 +215,8 @@ impl Shared {
         Ok(PreallocatedSegment { number, file: Arc::new(file), allocated, is_reused: false })
     }
 
-    /// Prepares a file handle for the next segment: sets direct I/O as configured, and takes the lock. A log
-    /// opened concurrently finds this file, or an earlier one, locked. Its attempt holds the lock of a new
-    /// file for a moment, hence the retries.
-    pub(crate) async fn configure_and_lock(&self, file: &File) -> Result<(), settee_io::Error> {
-        self.apply_direct_mode(file).await?;
-        for _ in 1..LOCK_TRIES_MAX {
-            match file.lock().await {
-                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
-                    self.env.clock.sleep(LOCK_PAUSE).await;
-                }
-                locked => return locked,
-            }
-        }
-        file.lock().await
-    }
-
     /// Sets direct I/O on the handle if it is configured.
-    async fn apply_direct_mode(&self, file: &File) -> Result<(), settee_io::Error> {
+    pub(crate) async fn apply_direct_mode(&self, file: &File) -> Result<(), settee_io::Error> {
         match self.direct.load(Ordering::Relaxed) {
             true => file.set_direct(true).await.map(drop),
             false => Ok(()),
@@ -244,10 +225,10 @@ impl Shared {
 
     /// Makes the new segment the open one.
     fn begin_segment(&self, preallocated: PreallocatedSegment, bytes_max: u32) {
-        let (number, slot) = (preallocated.number, FileSlot::new(preallocated.file.clone()));
+        let (number, file) = (preallocated.number, preallocated.file.clone());
         let mut state = self.lock();
         state.begin_segment(preallocated, bytes_max);
-        self.change_files(&mut state, |files| files.insert(number, slot));
+        self.change_files(&mut state, |files| files.insert(number, file));
     }
 
     /// Removes the preallocated segment, if there is one. If that fails, the next opening removes it; until

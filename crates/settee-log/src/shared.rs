@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use settee_io::Env;
 use settee_io::directory::DirectorySyncs;
+use settee_io::{Env, File};
 use tokio::sync::{Notify, watch};
 
 use crate::options::LogOptions;
 use crate::read_view::{FileMap, ReadView};
+use crate::recovery::LogLock;
 use crate::state::{LogState, PreallocatedSegment};
 use crate::watermark::Position;
 
@@ -52,10 +53,12 @@ pub(crate) struct Shared {
     pub retry_now: Arc<Notify>,
 }
 
-/// Disk space reserved beyond the open segment: the preallocated next segment, if there is one.
-#[derive(Default)]
+/// What the log holds in its directory beyond its segments.
 pub(crate) struct DiskReservation {
+    /// The preallocated next segment, if there is one.
     pub next: Option<PreallocatedSegment>,
+    /// The locked lock file; `None` before the directory exists, and once the log is closed.
+    pub lock: Option<File>,
 }
 
 impl Shared {
@@ -63,7 +66,7 @@ impl Shared {
     pub(crate) fn new(
         env: &Env,
         directory: &Path,
-        directory_syncs: Arc<DirectorySyncs>,
+        locked: LogLock,
         options: LogOptions,
         files: FileMap,
         state: LogState,
@@ -71,7 +74,7 @@ impl Shared {
         Arc::new(Shared {
             env: env.clone(),
             directory: directory.to_path_buf(),
-            directory_syncs,
+            directory_syncs: locked.directory_syncs().clone(),
             options,
             direct: AtomicBool::new(options.direct),
             read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(files), state.chunks())),
@@ -83,7 +86,7 @@ impl Shared {
             retry_now: Arc::default(),
             sealed_below: watch::Sender::new(state.segments.sealed_below()),
             state: Mutex::new(state),
-            reservation: tokio::sync::Mutex::default(),
+            reservation: tokio::sync::Mutex::new(DiskReservation { next: None, lock: locked.file }),
             sealing: tokio::sync::Mutex::default(),
         })
     }
@@ -116,13 +119,6 @@ impl Shared {
         self.read_view.store(Arc::new(ReadView::new(Arc::new(files), state.chunks())));
         state.take_stale();
         changed
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // Handles in [`Files`] that outlive the log don't keep the directory locked.
-        self.read_view.load().files.values().for_each(|slot| slot.clear());
     }
 }
 

@@ -1,5 +1,6 @@
 //! The simulated disk as tests use it: its planned faults, its counters and its files.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ impl SimDisk {
         let plan = Plan {
             power_cut: None,
             failures: Vec::new(),
+            unopenable: BTreeMap::new(),
             cached_reads: 0.5,
             short_reads: 0.05,
             short_writes: 0.05,
@@ -74,6 +76,16 @@ impl SimDisk {
     /// Makes the operation with this index among those of its kind fail, as [`SimDisk::fail_operation`] does.
     pub fn fail(self, kind: OperationKind, index: u64, fault: Fault) -> SimDisk {
         self.plan(|plan| plan.failures.push(PlannedFailure { kind: Some(kind), index, fault }))
+    }
+
+    /// Makes the next opening of the file fail.
+    pub fn fail_next_open(self, path: impl Into<PathBuf>, fault: Fault) -> SimDisk {
+        self.plan(|plan| drop(plan.unopenable.insert(path.into(), fault)))
+    }
+
+    /// Whether the file's next opening will fail.
+    pub fn fails_to_open(&self, path: impl AsRef<Path>) -> bool {
+        self.0.state().plan.unopenable.contains_key(path.as_ref())
     }
 
     /// Sets the probability that the page cache holds what a buffered read asks for. Default: 0.5.

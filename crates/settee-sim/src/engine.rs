@@ -151,13 +151,17 @@ impl MachineState {
         }
         let description = self.describe(&operation);
         let position = self.counts.count(operation.kind(), is_sync(&operation));
+        let unopenable = match &operation {
+            Operation::Open { path, .. } => self.plan.unopenable.remove(path),
+            _ => None,
+        };
         if self.plan.is_cut_at(&position) {
             self.trace(machine, &description, None);
             let _ = self.execute_unsynced(operation, covered);
             self.cut_power();
             return None;
         }
-        let result = match self.fault_of(&operation, self.plan.fault_at(&position)) {
+        let result = match self.fault_of(&operation, self.plan.fault_at(&position).or(unopenable)) {
             Some(Fault::NoDescriptor) => Err(Fault::NoDescriptor.error()),
             // The sync of a refused write is not begun.
             Some(fault) if self.plan.refuses_writes && matches!(operation, Operation::Write { .. }) => {

@@ -121,7 +121,8 @@ impl Machine {
         let mut random = state.loss_random.clone();
         let files = state.files.survive(&mut random, state.plan.powersafe_overwrite);
         let seed = Generator::new(random.next(), NEXT_SEED).next();
-        let plan = Plan { power_cut: None, failures: Vec::new(), ..state.plan.clone() };
+        let plan =
+            Plan { power_cut: None, failures: Vec::new(), unopenable: BTreeMap::new(), ..state.plan.clone() };
         Machine::new(seed, plan, files)
     }
 }

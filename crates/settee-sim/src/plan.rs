@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use settee_io::OperationKind;
 
@@ -54,6 +54,8 @@ pub(crate) struct PlannedFailure {
 pub(crate) struct Plan {
     pub(crate) power_cut: Option<PowerCut>,
     pub(crate) failures: Vec<PlannedFailure>,
+    /// Files whose next opening fails.
+    pub(crate) unopenable: BTreeMap<PathBuf, Fault>,
     pub(crate) cached_reads: f64,
     pub(crate) short_reads: f64,
     pub(crate) short_writes: f64,

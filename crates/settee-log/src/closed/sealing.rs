@@ -110,9 +110,10 @@ impl Shared {
     /// Writes a segment's index, unless it has one or was removed. Returns whether it has one.
     async fn seal(&self, number: u32) -> Result<bool, SegmentIndexError> {
         let files = self.read_view.load().files.clone();
-        let file = |number| files.get(&number).and_then(|slot| slot.get());
-        let (Some(file), Some(next)) = (file(number), file(number + 1)) else { return Ok(false) };
-        let (Some((header, checksum)), Some((following, _))) = (header(&file).await?, header(&next).await?)
+        let (Some(file), Some(next)) = (files.get(&number), files.get(&(number + 1))) else {
+            return Ok(false);
+        };
+        let (Some((header, checksum)), Some((following, _))) = (header(file).await?, header(next).await?)
         else {
             return Ok(false);
         };
@@ -122,7 +123,7 @@ impl Shared {
             return Ok(true);
         }
         let end = following.previous_end;
-        let (builder, tail) = index_of_segment(&file, &header, checksum, end).await?;
+        let (builder, tail) = index_of_segment(file, &header, checksum, end).await?;
         if (tail.end, tail.checksum) != (end, following.previous_checksum) {
             let (path, what) = (segment_path(&self.directory, number), "a frame is damaged");
             return Err(SegmentIndexError::Damaged(Damage { path, offset: tail.end, what }));

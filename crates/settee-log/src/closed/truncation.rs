@@ -8,7 +8,6 @@ use settee_io::{File, OpenMode, directory};
 
 use crate::error::{ReservationError, is_refusal};
 use crate::format::SYNC_ALIGNMENT;
-use crate::read_view::FileSlot;
 use crate::segment_name::segment_path;
 use crate::shared::{DiskReservation, Shared};
 use crate::state::PreallocatedSegment;
@@ -30,9 +29,9 @@ impl Shared {
         };
         for number in removed {
             // Readers that already have it keep it.
-            let slot = self.change_files(&mut self.lock(), |files| files.remove(&number));
+            let file = self.change_files(&mut self.lock(), |files| files.remove(&number));
             let unused = match reservation.next {
-                None => self.recycle(reservation, number, slot, recycled_bytes_max).await?,
+                None => self.recycle(reservation, number, file, recycled_bytes_max).await?,
                 Some(_) => Some(segment_path(&self.directory, number)),
             };
             match unused {
@@ -52,14 +51,13 @@ impl Shared {
         &self,
         reservation: &mut DiskReservation,
         truncated: u32,
-        slot: Option<Arc<FileSlot>>,
+        file: Option<Arc<File>>,
         bytes_max: u64,
     ) -> Result<Option<PathBuf>, ReservationError> {
         let from = segment_path(&self.directory, truncated);
-        let file = slot.and_then(Arc::into_inner).and_then(FileSlot::into_file);
-        let Some(mut file) = file else { return Ok(Some(from)) };
+        let Some(file) = file.and_then(Arc::into_inner) else { return Ok(Some(from)) };
         let length = file.length().await?;
-        if length > bytes_max || Arc::get_mut(&mut file).is_none() || file.link_count().await? != 1 {
+        if length > bytes_max || file.link_count().await? != 1 {
             return Ok(Some(from));
         }
         match file.write_and_sync_at(0, Bytes::from_static(&[0; SYNC_ALIGNMENT as usize])).await {
@@ -74,11 +72,10 @@ impl Shared {
             .sync_with_retry(&self.env, keep_trying)
             .await
             .map_err(ReservationError::Failed)?;
-        // The handle of the old name holds the lock.
         drop(file);
         let opened = async {
             let file = File::open(&self.env.engine, &to, OpenMode::Write).await?;
-            self.configure_and_lock(&file).await.map(|()| file)
+            self.apply_direct_mode(&file).await.map(|()| file)
         };
         let file = match opened.await {
             Err(error) if is_refusal(&error) => return Ok(Some(to)),

@@ -35,7 +35,7 @@ impl Log {
         options: LogOptions,
         mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let (start, locked) = (Start::default(), recovery::lock(env, directory, 0).await?);
+        let (start, locked) = (Start::default(), recovery::lock(env, directory).await?);
         Log::open_from(env, directory, options, start, locked, Replay::Records(&mut replay)).await
     }
 
@@ -62,19 +62,19 @@ impl Log {
         start: Start,
         replay: impl FnMut(EntryRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let locked = Log::lock(env, directory, start.first_segment).await?;
+        let locked = Log::lock(env, directory).await?;
         Log::open_locked(env, directory, options, start, locked, replay).await
     }
 
     /// Prevents other logs from opening the directory until the result is dropped or passed to
-    /// [`Log::open_locked`]. Changes nothing. For a caller that, before opening the log, reads related files
-    /// that the log's current owner might still change. Segments below `first_segment` are ignored. A log
-    /// without segments can't be locked, but has nothing to lose.
+    /// [`Log::open_locked`]. For a caller that, before opening the log, reads related files that the log's
+    /// current owner might still change. Creates the directory's lock file; if there is no directory, there is
+    /// nothing to lock and nothing to lose.
     ///
     /// # Errors
     /// [`OpenError::InUse`], or an I/O error.
-    pub async fn lock(env: &Env, directory: &Path, first_segment: u32) -> Result<LogLock, OpenError> {
-        recovery::lock(env, directory, first_segment).await
+    pub async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenError> {
+        recovery::lock(env, directory).await
     }
 
     /// As [`Log::open_after`], for a log that was locked.
@@ -83,7 +83,7 @@ impl Log {
     /// As [`Log::open_after`].
     ///
     /// # Panics
-    /// As [`Log::open`], and if the lock's first segment isn't `start.first_segment`.
+    /// As [`Log::open`].
     pub async fn open_locked(
         env: &Env,
         directory: &Path,
@@ -110,10 +110,9 @@ impl Log {
     ) -> Result<(Log, Recovery), OpenError> {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
-        let directory_syncs = locked.directory_syncs().clone();
-        let found = recovery::recover(env, directory, &options, start, locked, replay).await?;
+        let found = recovery::recover(env, directory, &options, start, replay).await?;
         if options.direct {
-            for file in found.files.values().filter_map(|slot| slot.get()) {
+            for file in found.files.values() {
                 file.set_direct(true).await?;
             }
         }
@@ -129,7 +128,7 @@ impl Log {
             tail: found.tail,
         };
         let state = LogState::new(options, env.buffers.clone(), end, continuation, open, found.segments);
-        let shared = Shared::new(env, directory, directory_syncs, options, found.files, state);
+        let shared = Shared::new(env, directory, locked, options, found.files, state);
         Ok((Log { shared }, found.summary))
     }
 }

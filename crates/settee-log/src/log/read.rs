@@ -62,15 +62,12 @@ impl Log {
         {
             return Ok(RecordSource::Memory(bytes));
         }
-        let file = match files.and_then(|files| files.0.get(&segment)) {
-            Some(slot) => slot.get(),
-            None => self.segment_file(segment),
-        };
-        let Some(file) = file else {
-            return Err(match self.shared.is_closed() {
+        let file = match files.and_then(|files| files.get(segment)) {
+            Some(file) => file,
+            None => self.segment_file(segment).ok_or_else(|| match self.shared.is_closed() {
                 true => ReadError::Stopped(self.shared.stop_reason()),
                 false => ReadError::NoSegment { segment },
-            });
+            })?,
         };
         // Loaded again: the record may have been written meanwhile.
         if end > self.shared.written() {

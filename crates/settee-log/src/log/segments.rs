@@ -89,14 +89,14 @@ impl Log {
     /// The files of the log's current segments, for [`Log::read_in`]. Cheap.
     ///
     /// Segments that are transferred or truncated later can still be read through it, even after their files
-    /// were removed. The files of other segments are released when the log is closed or dropped.
+    /// were removed, and after the log was closed.
     pub fn files(&self) -> Files {
         Files(self.shared.read_view.load().files.clone())
     }
 
     /// The file of one of the log's segments.
     pub fn segment_file(&self, segment: u32) -> Option<Arc<File>> {
-        self.shared.read_view.load().files.get(&segment)?.get()
+        self.shared.read_view.load().files.get(&segment).cloned()
     }
 
     /// The segment index of a sealed segment.
@@ -127,7 +127,7 @@ impl Log {
         }
         let files = self.shared.read_view.load().files.clone();
         let preallocated = reservation.next.as_ref().map(|preallocated| preallocated.file.clone());
-        for file in files.values().filter_map(|slot| slot.get()).chain(preallocated) {
+        for file in files.values().cloned().chain(preallocated) {
             file.set_direct(direct).await?;
         }
         self.shared.direct.store(direct, Ordering::Relaxed);

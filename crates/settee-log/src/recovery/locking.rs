@@ -1,19 +1,30 @@
-//! The lock of a log's directory: the locks of its segments' files.
+//! The lock of a log's directory: a file of its own, which the log holds locked (flock(2)) while it is open.
+//!
+//! Whoever still reads a segment of a log that was closed therefore doesn't keep the directory locked. The file
+//! is empty and is never removed: if it were, two logs could each lock a file of that name.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use settee_io::Env;
-use settee_io::directory::{self, DirectorySyncs};
+use settee_io::directory::DirectorySyncs;
+use settee_io::{Env, File, OpenMode};
 
-use super::segment::{Segment, TORN_SEGMENT_COUNT_MAX};
 use crate::error::OpenError;
-use crate::segment_name::segment_number;
 
-/// The segments of a log, locked against other logs: see [`crate::Log::lock`].
+/// Name of the lock file.
+const LOCK_FILE: &str = "lock";
+
+/// Number of attempts to take the lock: a log that was just closed may have reported the end of an operation
+/// before it released the lock.
+const LOCK_TRIES_MAX: usize = 25;
+/// Delay between these attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// A log's directory, locked against other logs: see [`crate::Log::lock`].
 pub struct LogLock {
-    pub(super) first: u32,
-    pub(super) segments: Vec<Segment>,
+    /// `None` while there is no directory.
+    pub(crate) file: Option<File>,
     syncs: Arc<DirectorySyncs>,
 }
 
@@ -24,36 +35,31 @@ impl LogLock {
     }
 }
 
-/// Opens the segments from number `first` on, and locks them against other logs.
-pub(crate) async fn lock(env: &Env, directory: &Path, first: u32) -> Result<LogLock, OpenError> {
-    let syncs = Arc::new(DirectorySyncs::new(directory));
-    Ok(LogLock { first, segments: open_segments(env, directory, first).await?, syncs })
+/// Locks a log's directory, if it exists.
+pub(crate) async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenError> {
+    let file = match lock_directory(env, directory).await {
+        Err(error) if error.is_not_found() => None,
+        Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+            return Err(OpenError::InUse { path: directory.join(LOCK_FILE) });
+        }
+        locked => Some(locked?),
+    };
+    Ok(LogLock { file, syncs: Arc::new(DirectorySyncs::new(directory)) })
 }
 
-async fn open_segments(env: &Env, directory: &Path, first: u32) -> Result<Vec<Segment>, OpenError> {
-    let mut segments = Vec::new();
-    for number in segments_from(env, directory, first).await? {
-        segments.push(Segment::open(env, directory, number).await?);
+/// Takes the lock of a directory that exists.
+///
+/// # Errors
+/// An I/O error of kind `WouldBlock` if another log holds it.
+pub(crate) async fn lock_directory(env: &Env, directory: &Path) -> Result<File, settee_io::Error> {
+    let file = File::open(&env.engine, &directory.join(LOCK_FILE), OpenMode::Create).await?;
+    for _ in 1..LOCK_TRIES_MAX {
+        match file.lock().await {
+            Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+                env.clock.sleep(LOCK_PAUSE).await;
+            }
+            locked => return locked.map(|()| file),
+        }
     }
-    // Whatever a crash has left after the last segment, another log would write to one of these. The oldest
-    // is locked first: a log that owns the directory has held that lock for long, and while we wait for it we
-    // don't prevent that log from locking its next segment.
-    for segment in &segments[segments.len().saturating_sub(TORN_SEGMENT_COUNT_MAX + 1)..] {
-        segment.lock(env).await?;
-    }
-    // Another log may have truncated a locked segment in the meantime, so that its lock protects nothing.
-    let numbers = segments_from(env, directory, first).await?;
-    if let Some(last) = segments.last()
-        && !numbers.into_iter().eq(segments.iter().map(|segment| segment.number))
-    {
-        return Err(OpenError::InUse { path: last.path.clone() });
-    }
-    Ok(segments)
-}
-
-/// The numbers of the segments in `directory` that are at least `first`, in order.
-async fn segments_from(env: &Env, directory: &Path, first: u32) -> Result<Vec<u32>, OpenError> {
-    let entries = directory::list(&*env.engine, directory).await?;
-    let numbers = entries.iter().filter_map(|entry| segment_number(&entry.name));
-    Ok(numbers.filter(|number| *number >= first).collect())
+    file.lock().await.map(|()| file)
 }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use settee_io::{Damage, Env, File, OpenMode, directory};
 
@@ -12,16 +11,11 @@ use crate::format::{
     SegmentHeader,
 };
 use crate::frames::{FrameReader, Remainder};
-use crate::segment_name::segment_path;
+use crate::segment_name::{segment_number, segment_path};
 
 /// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
 /// completed yet; the current one, to which nothing is written until then; and the preallocated next one.
 pub(super) const TORN_SEGMENT_COUNT_MAX: usize = 3;
-
-/// Number of attempts to lock a segment that another log may hold.
-const LOCK_TRIES_MAX: usize = 25;
-/// Delay between these attempts.
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Error text for a segment of another log.
 const FOREIGN: &str = "it belongs to another log";
@@ -40,6 +34,21 @@ pub(super) struct Segment {
     pub header: Result<(SegmentHeader, u64), HeaderError>,
 }
 
+/// Opens the segments from number `first` on.
+pub(super) async fn open_segments(
+    env: &Env,
+    directory: &Path,
+    first: u32,
+) -> Result<Vec<Segment>, OpenError> {
+    let entries = directory::list(&*env.engine, directory).await?;
+    let numbers = entries.iter().filter_map(|entry| segment_number(&entry.name));
+    let mut segments = Vec::new();
+    for number in numbers.filter(|number| *number >= first) {
+        segments.push(Segment::open(env, directory, number).await?);
+    }
+    Ok(segments)
+}
+
 impl Segment {
     pub(super) async fn open(env: &Env, directory: &Path, number: u32) -> Result<Segment, OpenError> {
         let path = segment_path(directory, number);
@@ -47,21 +56,6 @@ impl Segment {
         let length = file.length().await?;
         let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
         Ok(Segment { number, path, file, length, header })
-    }
-
-    /// Locks the file against other logs. A log that was just closed may have reported the end of an
-    /// operation before releasing its file, hence the retries; they are much shorter than those of a log that
-    /// owns the directory and meets this lock.
-    pub(super) async fn lock(&self, env: &Env) -> Result<(), OpenError> {
-        for _ in 0..LOCK_TRIES_MAX {
-            match self.file.lock().await {
-                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
-                    env.clock.sleep(LOCK_PAUSE).await;
-                }
-                locked => return Ok(locked?),
-            }
-        }
-        Err(OpenError::InUse { path: self.path.clone() })
     }
 
     /// A reader of the frames that were written for this segment; without a seed, of everything that looks like

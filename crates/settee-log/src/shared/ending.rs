@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use settee_io::OnPanic;
 
-use super::Shared;
+use super::{DiskReservation, Shared};
 use crate::error::Stopped;
 use crate::state::LogState;
 
@@ -37,16 +37,16 @@ impl Shared {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Releases the file handles of a log that has ended, and so their locks. The caller holds the
-    /// reservation's mutex, so no background job uses the files.
-    pub(crate) fn release_files(&self) {
+    /// Releases the file handles of a log that has ended, and its lock. The caller holds the reservation's
+    /// mutex, so no background job uses the files.
+    pub(crate) fn release_files(&self, reservation: &mut DiskReservation) {
         self.closed.store(true, Ordering::Release);
         let mut state = self.lock();
         let released = state.release_files();
         let read_view = self.read_view.swap(Arc::default());
         drop(state);
-        read_view.files.values().for_each(|slot| slot.clear());
         drop((released, read_view));
+        reservation.lock = None;
     }
 
     /// From now on a write that fails for lack of disk space stops the log. Writes that wait for a retry are

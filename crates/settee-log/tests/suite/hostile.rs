@@ -45,9 +45,10 @@ fn open(disk: &SimDisk) -> Result<(Vec<Found>, Recovery), OpenError> {
     .unwrap()
 }
 
-/// The content of all files.
+/// The content of all files but the lock file.
 fn files(disk: &SimDisk) -> BTreeMap<PathBuf, Vec<u8>> {
-    let paths = disk.paths().into_iter().map(|path| Path::new("/").join(path));
+    let paths = disk.paths().into_iter().filter(|path| !path.ends_with("lock"));
+    let paths = paths.map(|path| Path::new("/").join(path));
     paths.map(|path| (path.clone(), disk.read_file(&path).expect("it is listed"))).collect()
 }
 

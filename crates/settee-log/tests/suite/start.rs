@@ -43,13 +43,14 @@ impl Numbers {
 /// The files of a disk.
 type Image = BTreeMap<PathBuf, Vec<u8>>;
 
+/// All files but the lock file.
 fn image(disk: &SimDisk) -> Image {
     let read = |path: PathBuf| {
         let path = Path::new("/").join(path);
         let bytes = disk.read_file(&path).unwrap();
         (path, bytes)
     };
-    disk.paths().into_iter().map(read).collect()
+    disk.paths().into_iter().filter(|path| !path.ends_with("lock")).map(read).collect()
 }
 
 fn disk_of(image: &Image, seed: u64) -> SimDisk {

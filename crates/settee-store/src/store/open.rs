@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use settee_io::{Damage, File, OpenMode, directory};
-use settee_log::{Log, LogLock, OpenError, segment_head};
+use settee_log::{Log, LogLock, segment_head};
 use settee_tree::{Tree, TreeError};
 
 use crate::error::StoreError;
@@ -20,22 +20,11 @@ use crate::shared::StoreContext;
 use crate::version::{CheckpointFacts, CheckpointState, CheckpointTree, Version};
 
 impl StoreContext {
-    /// Reads the manifest, and locks the log that it names. Reads it again under the lock, since a process
-    /// that had the store before may have changed it until then.
+    /// Locks the directory, and then reads the manifest: until then another process may have changed it.
     pub(super) async fn lock(&self) -> Result<(Option<Manifest>, LogLock), StoreError> {
-        loop {
-            let manifest = Manifest::read(&self.env, &self.directory).await?;
-            let first = manifest.as_ref().map_or(1, |manifest| manifest.first_log_segment);
-            let locked = Log::lock(&self.env, &self.directory, first).await;
-            if let Err(error @ OpenError::InUse { .. }) = locked {
-                return Err(error.into());
-            }
-            if Manifest::read(&self.env, &self.directory).await? == manifest {
-                let locked = locked?;
-                let _ = self.syncs.set(locked.directory_syncs().clone());
-                return Ok((manifest, locked));
-            }
-        }
+        let locked = Log::lock(&self.env, &self.directory).await?;
+        let _ = self.syncs.set(locked.directory_syncs().clone());
+        Ok((Manifest::read(&self.env, &self.directory).await?, locked))
     }
 
     /// Opens the tree and the segments that the manifest names.

@@ -190,6 +190,8 @@ fn a_damaged_catalogue_is_reported_and_left_unchanged() {
     header[72..80].copy_from_slice(&CHECKSUM_OF_99.to_le_bytes());
     std::fs::create_dir_all(segment.parent().unwrap()).unwrap();
     std::fs::write(&segment, header).unwrap();
+    // Opening the catalogue locks its directory.
+    std::fs::write(data.path().join("catalogue/lock"), "").unwrap();
     let before = files(data.path());
     let error = start_error(serve(data.path(), &[]));
     let words = "has format 99; this version reads";

@@ -116,7 +116,7 @@ fn an_attempt_to_open_an_open_log_does_it_no_harm() {
                 trying.set(false);
             };
             join(others, work).await;
-            assert!(tries.get() > 8, "seed={seed}: {tries:?}");
+            assert!(tries.get() >= 8, "seed={seed}: {tries:?}");
             log.close().await.unwrap();
         })
         .unwrap();
