@@ -80,7 +80,7 @@ impl SimDisk {
 
     /// Makes the next opening of the file fail.
     pub fn fail_next_open(self, path: impl Into<PathBuf>, fault: Fault) -> SimDisk {
-        self.plan(|plan| drop(plan.unopenable.insert(path.into(), fault)))
+        self.plan(|plan| _ = plan.unopenable.insert(path.into(), fault))
     }
 
     /// Whether the file's next opening will fail.
