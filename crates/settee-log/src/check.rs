@@ -190,7 +190,9 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
         while at < end {
             let padding = self.padding(at).await?;
             let belongs = self.reader.belongs();
-            if let Some(frame) = self.reader.frame_after(at, belongs).await? {
+            let frame = self.reader.frame_after(at, belongs).await?;
+            // In the last segment, a torn frame may have a later one behind its padding.
+            if let Some(frame) = frame.filter(|frame| !self.is_last || self.follows(frame)) {
                 self.take(at, padding, &frame);
                 at = frame.end();
                 continue;
@@ -251,6 +253,12 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
         self.next_seq = Some(frame.header.next_seq());
         self.found.last_seq = Seq(frame.header.next_seq() - 1);
         self.found.frames_checksum = Some(frame.checksum);
+    }
+
+    /// Whether a frame is the next one, as far as is known.
+    fn follows(&self, frame: &Frame) -> bool {
+        self.found.frames_checksum.is_none_or(|checksum| checksum == frame.header.previous)
+            && self.next_seq.is_none_or(|seq| seq == frame.header.first_seq)
     }
 
     /// Whether the log is known to have contained the next record.

@@ -143,6 +143,31 @@ pub enum OpenError {
     Io(#[from] settee_io::Error),
 }
 
+/// Why the list of files was not changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EditError {
+    /// The manifest would exceed the length that can be read again, because of the number of segments. Nothing
+    /// was changed.
+    #[error("{} would have {size} bytes, and the limit is {size_max}", path.display())]
+    TooLong {
+        /// The manifest.
+        path: PathBuf,
+        /// Its length in bytes.
+        size: u64,
+        /// The longest length in bytes that is read.
+        size_max: u64,
+    },
+
+    /// The log has stopped. Nothing was changed.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+
+    /// An I/O operation failed: this one, or an earlier one that left it unknown which manifest is durable.
+    /// The set is unchanged, and so are the files.
+    #[error(transparent)]
+    Io(#[from] settee_io::Error),
+}
+
 /// Why a reservation failed.
 pub(crate) enum ReservationError {
     /// The disk has no space, or the process no file descriptor; nothing has changed.

@@ -16,17 +16,21 @@
 
 mod check;
 mod closed;
+mod edit;
 mod error;
 mod failpoints;
 mod format;
 mod frames;
 mod log;
+mod manifest;
 mod options;
+mod read_policy;
 mod read_view;
 mod recovery;
 mod reservation;
 mod segment_index;
 mod segment_name;
+mod segment_set;
 mod shared;
 mod state;
 mod submit_loop;
@@ -39,20 +43,25 @@ mod freed_buffer;
 
 pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use closed::scan_segment;
-pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
+pub use edit::Edit;
+pub use error::{AppendError, EditError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]
 pub use failpoints::Failpoint;
 pub use format::{
     BATCH_SIZE_MAX, Batch, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef, SEGMENT_BYTES_LIMIT, Value,
 };
 pub use log::Log;
-pub use log::many::read_policy;
 pub use log::read::read_record;
+pub use manifest::{FileNumbers, MANIFEST_FILE, Manifest};
 pub use options::LogOptions;
-pub use read_view::Files;
-pub use recovery::{LogLock, Recovery, Start};
+pub use read_policy::read_policy;
+pub use recovery::{LogLock, Recovery};
 pub use segment_index::{
     Entry, EntryRef, KeyScan, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, SeqScan, TRAILER_SIZE,
     Trailer, footer_start,
+};
+pub use segment_set::{
+    CHUNK_BYTES, ChunkCache, Segment, SegmentContents, SegmentName, SegmentSet, SparseBlockIndex, StoredFile,
+    WantedRecord,
 };
 pub use types::{Appended, Location, LogStats, SegmentInfo, Seq, Stage};

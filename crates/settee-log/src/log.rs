@@ -9,7 +9,8 @@
 //! Invariants:
 //! 1. Recovery yields a prefix of the accepted batches, each whole, and never less than what was persisted.
 //! 2. After a failed write or sync no append succeeds, and no watermark moves.
-//! 3. No lock is held across an await, except `reservation` and `sealing`, which readers don't take.
+//! 3. No lock is held across an await, except `manifest`, `reservation` and `sealing`, which readers don't
+//!    take; they are taken in this order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +24,7 @@ use crate::state::{AppendBlocked, Placement, SpaceRequest};
 use crate::types::{Appended, Location, LogStats, Seq, Stage};
 use crate::watermark::{Position, Watermark};
 
-pub(crate) mod many;
+mod many;
 mod open;
 pub(crate) mod read;
 mod segments;
@@ -186,6 +187,7 @@ impl Log {
         let flushed = self.flush().await;
         self.shared.end();
         self.shared.wait_for_operations().await;
+        let _manifest = self.shared.manifest.lock().await;
         let mut reservation = self.shared.reservation.lock().await;
         let _sealing = self.shared.sealing.lock().await;
         if let Err(error) = self.shared.remove_preallocated(&mut reservation).await {

@@ -4,7 +4,7 @@
 //! known to have been persisted is a torn tail, which is cut; any other damage is an error. The cases, with
 //! their labels, are in `docs/recovery.md`.
 //!
-//! A caller that has all records up to some `Seq` elsewhere (a checkpoint) says so in [`Start`]: of segments
+//! A caller that has all records up to some `Seq` elsewhere (a checkpoint) says so: of segments
 //! without later records only the header is read, and a sealed segment's records are taken from its segment
 //! index if that agrees with the headers. The last segment is always read completely.
 //!
@@ -19,7 +19,7 @@
 //! 4. Files are changed only after all of them were found sound and to belong to one log.
 //! 5. Client data is never accepted as a frame: only someone who knows the log's id can create one. The
 //!    exception is a log whose first header isn't whole: then its id is unknown.
-//! 6. Segments below the first one that the caller names are not read.
+//! 6. Segments up to the last one that the manifest lists are not read.
 //! 7. What is handed over ends at a frame's end in the last segment; segments are contiguous, and their epochs
 //!    and `Seq`s ascend. Asserted before files are changed; bytes that contradict it are errors before that.
 //!
@@ -29,8 +29,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use settee_io::{Env, directory};
+use settee_io::{Damage, Env, File, directory};
 
 use crate::error::OpenError;
 use crate::failpoints::Failpoint;
@@ -39,8 +40,8 @@ use crate::format::{
     SegmentHeader,
 };
 use crate::frames::{FrameChain, Tail};
+use crate::manifest::manifest_path;
 use crate::options::LogOptions;
-use crate::read_view::FileMap;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
@@ -68,15 +69,6 @@ pub struct Recovery {
     pub cut_bytes: u64,
 }
 
-/// Where the log begins for a caller that has the earlier records elsewhere: see [`crate::Log::open_after`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Start {
-    /// Segments with smaller numbers don't belong to the log; 0 or 1 if all do.
-    pub first_segment: u32,
-    /// Records up to this one aren't replayed.
-    pub after: Seq,
-}
-
 /// The receiver of the replayed records.
 pub(crate) enum Replay<'a> {
     /// Receives whole records with their locations, so every frame is read.
@@ -92,7 +84,7 @@ const NOT_CONSECUTIVE: &str = "it doesn't follow the segment before it";
 #[derive(Default)]
 pub(crate) struct Recovered {
     options: LogOptions,
-    pub files: FileMap,
+    pub files: BTreeMap<u32, Arc<File>>,
     pub tail: Tail,
     pub last_seq: u64,
     pub epoch: u32,
@@ -101,7 +93,7 @@ pub(crate) struct Recovered {
     /// The oldest segment that is needed.
     pub oldest: u32,
     pub segments: BTreeMap<u32, SegmentMeta>,
-    /// Records up to this one have been replayed, or are excluded by [`Start::after`].
+    /// Records up to this one have been replayed, or are excluded by the caller.
     known_seq: u64,
     /// Bytes that were written after the tail.
     torn_bytes: u64,
@@ -117,31 +109,36 @@ pub(crate) async fn recover(
     env: &Env,
     directory: &Path,
     options: &LogOptions,
-    start: Start,
+    locked: &LogLock,
+    after: Seq,
     mut replay: Replay<'_>,
 ) -> Result<Recovered, OpenError> {
-    let mut segments = open_segments(env, directory, start.first_segment).await?;
+    let oldest = locked.manifest().map_or(0, |manifest| manifest.listed_to) + 1;
+    let mut segments = open_segments(env, directory, locked.manifest()).await?;
+    // Their removal was interrupted, or they were in use when their process ended.
+    let left_over: Vec<Segment> = segments.extract_if(.., |segment| segment.number < oldest).collect();
     let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
     let discarded = split_off_torn(&mut segments, seed).await?;
-    let (oldest, known_seq) = (start.first_segment.max(1), start.after.0);
-    let mut found = Recovered { options: *options, oldest, known_seq, ..Recovered::default() };
+    let mut found = Recovered { options: *options, oldest, known_seq: after.0, ..Recovered::default() };
     if let Some(last) = segments.last() {
         let (header, _) = last.header()?;
-        (found.oldest, found.log_id) = (oldest.max(header.oldest), Some(header.log_id));
-    } else if oldest > 1 || start.after.0 > 0 {
-        // The caller has seen records of this log beyond here.
+        found.log_id = Some(header.log_id);
+        if header.oldest > oldest {
+            // The segments before that one are in a later manifest, or were removed by one.
+            return Err(newer_manifest(directory, locked));
+        }
+    } else if oldest > 1 || after.0 > 0 {
+        // The manifest, or the caller, has seen records of this log beyond here.
         return Err(match discarded.last() {
             Some(torn) => torn.damaged(0, DAMAGED_HEADER),
             None => OpenError::Missing { path: segment_path(directory, oldest) },
         });
     }
-    // Truncated segments remain if a crash came between the header that excludes them and their removal.
-    let truncated: Vec<Segment> = segments.extract_if(.., |segment| segment.number < found.oldest).collect();
-    for segment in &truncated {
-        segment.check_truncated(found.log_id)?;
+    for segment in &left_over {
+        segment.check_left_over(found.log_id)?;
     }
     for (number, expected) in
-        segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(found.oldest..)
+        segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(oldest..)
     {
         if number != expected {
             return Err(OpenError::Missing { path: segment_path(directory, expected) });
@@ -153,8 +150,8 @@ pub(crate) async fn recover(
     for (index, segment) in segments.iter().enumerate() {
         found.recover_segment(segment, segments.get(index + 1), &mut replay).await?;
     }
-    if found.last_seq < start.after.0 {
-        return Err(OpenError::Behind { found: Seq(found.last_seq), expected: start.after });
+    if found.last_seq < after.0 {
+        return Err(OpenError::Behind { found: Seq(found.last_seq), expected: after });
     }
     found.check();
     if let Some(last) = segments.last() {
@@ -163,11 +160,23 @@ pub(crate) async fn recover(
     for segment in discarded {
         found.summary.cut_bytes += segment.set_aside(env, directory, seed).await?;
     }
-    for segment in truncated {
-        segment.remove_truncated(env, directory, seed).await?;
+    for segment in left_over {
+        segment.remove_left_over(env, directory, seed).await?;
+    }
+    if let Some(manifest) = locked.manifest() {
+        manifest.sweep(env, directory).await?;
     }
     found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)
+}
+
+/// The error for a log whose last header knows of a later manifest than the one found.
+fn newer_manifest(directory: &Path, locked: &LogLock) -> OpenError {
+    let path = manifest_path(directory);
+    match locked.manifest() {
+        Some(_) => OpenError::Damaged(Damage { path, offset: 0, what: "it is older than the log" }),
+        None => OpenError::Missing { path },
+    }
 }
 
 /// Splits off the last segments in which nothing was ever persisted, last one first. `seed` is that of the

@@ -30,6 +30,7 @@ use crate::error::{AppendError, ReservationError, Stopped, is_sync_error};
 use crate::format::{SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
 use crate::recovery::lock_directory;
 use crate::segment_name::segment_path;
+use crate::segment_set::Segment;
 use crate::shared::{DiskReservation, Shared};
 use crate::state::{
     AppendBlocked, FIRST_RESERVATION_BYTES, PreallocatedSegment, SpaceRequest, fitting_bytes_max,
@@ -228,7 +229,9 @@ impl Shared {
         let (number, file) = (preallocated.number, preallocated.file.clone());
         let mut state = self.lock();
         state.begin_segment(preallocated, bytes_max);
-        self.change_files(&mut state, |files| files.insert(number, file));
+        let epoch = state.segments.open().map_or(0, |open| open.epoch);
+        let segment = Arc::new(Segment::of_log(&self.env, number, epoch, file));
+        self.change_set(&mut state, |set| set.insert(segment));
     }
 
     /// Removes the preallocated segment, if there is one. If that fails, the next opening removes it; until

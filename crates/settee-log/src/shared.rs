@@ -6,16 +6,20 @@
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use settee_io::directory::DirectorySyncs;
 use settee_io::{Env, File};
 use tokio::sync::{Notify, watch};
 
+use crate::edit::ManifestState;
+use crate::error::EditError;
+use crate::manifest::FileNumbers;
 use crate::options::LogOptions;
-use crate::read_view::{FileMap, ReadView};
+use crate::read_view::ReadView;
 use crate::recovery::LogLock;
+use crate::segment_set::{ChunkCache, SegmentSet};
 use crate::state::{LogState, PreallocatedSegment};
 use crate::watermark::Position;
 
@@ -32,6 +36,14 @@ pub(crate) struct Shared {
     state: Mutex<LogState>,
     /// Held while disk space is reserved, so by one task at a time.
     pub reservation: tokio::sync::Mutex<DiskReservation>,
+    /// Held while the list of files is edited: while a manifest is written.
+    pub manifest: tokio::sync::Mutex<ManifestState>,
+    /// Numbers of new files.
+    pub file_numbers: Arc<FileNumbers>,
+    /// Why it is unknown which manifest is durable: the list of files can't change any more.
+    pub edit_error: OnceLock<EditError>,
+    /// Keeps chunks of listed segments in memory.
+    pub chunks: Option<Arc<ChunkCache>>,
     /// Held while a segment is sealed.
     pub sealing: tokio::sync::Mutex<()>,
     /// Mirrors `Segments::sealed_below`.
@@ -62,22 +74,25 @@ pub(crate) struct DiskReservation {
 }
 
 impl Shared {
-    /// The shared part of a log in the state `state`, with the segments' files `files`.
+    /// The shared part of a log in the state `state`, with the files `set`.
     pub(crate) fn new(
         env: &Env,
         directory: &Path,
         locked: LogLock,
         options: LogOptions,
-        files: FileMap,
+        chunks: Option<Arc<ChunkCache>>,
+        set: SegmentSet,
         state: LogState,
     ) -> Arc<Shared> {
+        let directory_syncs = locked.directory_syncs().clone();
+        let file_numbers = locked.file_numbers.clone();
         Arc::new(Shared {
             env: env.clone(),
             directory: directory.to_path_buf(),
-            directory_syncs: locked.directory_syncs().clone(),
+            directory_syncs,
             options,
             direct: AtomicBool::new(options.direct),
-            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(files), state.chunks())),
+            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(set), state.chunks())),
             written_position: AtomicU64::new(state.watermarks.written().at.bits()),
             persisted_seq: AtomicU64::new(state.watermarks.persisted().seq),
             closed: AtomicBool::new(false),
@@ -87,6 +102,10 @@ impl Shared {
             sealed_below: watch::Sender::new(state.segments.sealed_below()),
             state: Mutex::new(state),
             reservation: tokio::sync::Mutex::new(DiskReservation { next: None, lock: locked.file }),
+            manifest: tokio::sync::Mutex::new(ManifestState::new(locked.manifest)),
+            file_numbers,
+            edit_error: OnceLock::new(),
+            chunks,
             sealing: tokio::sync::Mutex::default(),
         })
     }
@@ -107,18 +126,9 @@ impl Shared {
     /// Publishes the current chunks to readers if they have changed.
     pub(crate) fn publish(&self, state: &mut LogState) {
         if state.take_stale() {
-            let files = self.read_view.load().files.clone();
-            self.read_view.store(Arc::new(ReadView::new(files, state.chunks())));
+            let set = self.read_view.load().set.clone();
+            self.read_view.store(Arc::new(ReadView::new(set, state.chunks())));
         }
-    }
-
-    /// Changes the files that readers see, and returns what `change` returns.
-    pub(crate) fn change_files<T>(&self, state: &mut LogState, change: impl FnOnce(&mut FileMap) -> T) -> T {
-        let mut files = (*self.read_view.load().files).clone();
-        let changed = change(&mut files);
-        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), state.chunks())));
-        state.take_stale();
-        changed
     }
 }
 

@@ -112,6 +112,7 @@ impl LogState {
         continuation: Continuation,
         open_segment: Option<OpenSegment>,
         segments: BTreeMap<u32, SegmentMeta>,
+        oldest: u32,
     ) -> LogState {
         let next = Position::new(end.at.segment(), end.at.offset().next_multiple_of(SYNC_ALIGNMENT));
         LogState {
@@ -121,7 +122,7 @@ impl LogState {
             buffers: Buffers::new(&options, next),
             groups: Groups::default(),
             writes: Writes::new(next),
-            segments: Segments::new(continuation, open_segment, segments),
+            segments: Segments::new(continuation, open_segment, segments, oldest),
             background: Background::default(),
             options,
             is_submitting: false,
@@ -263,9 +264,9 @@ impl LogState {
         self.segments.request_sealing(self.watermarks.persisted().at)
     }
 
-    /// See [`Segments::truncate`].
-    pub(crate) fn truncate(&mut self) -> Vec<u32> {
-        self.segments.truncate(self.watermarks.persisted().at)
+    /// See [`Segments::truncated_below`].
+    pub(crate) fn truncated_below(&self) -> Option<u32> {
+        self.segments.truncated_below(self.watermarks.persisted().at)
     }
 
     /// Declares that records before `seq` aren't needed any more.
@@ -273,9 +274,9 @@ impl LogState {
         self.segments.truncate_before(seq, self.watermarks.accepted());
     }
 
-    /// Size of the log in bytes: its segments, and the live bytes of those that were transferred.
+    /// Size of the log in bytes: its segments, and the live bytes of those that are listed.
     pub(crate) fn log_bytes(&self) -> u64 {
-        self.segments.file_bytes(self.watermarks.accepted().at) + self.segments.transferred_bytes()
+        self.segments.file_bytes(self.watermarks.accepted().at) + self.segments.listed_live_bytes()
     }
 
     /// Metadata of the segments, oldest first.

@@ -1,26 +1,23 @@
 //! Backup: copies a store to another directory while it is written to.
 //!
-//! While the set of files is locked (no checkpoint, transfer or replacement of segments), the store's
-//! segments are hard-linked, or opened if they can't be. The other files of that moment are opened: the tree
-//! as of its newest root, and the log's segments up to their present ends. The lock is held no longer than
-//! that takes. The opened files are copied afterwards: the copied parts of them do not change, and removing a
-//! file does not affect readers that have it open. The manifest of that moment is written last.
+//! A version pins its files: while it lives, none of them is removed. Its listed segments are hard-linked, or
+//! opened if they can't be. The others are opened: the tree as of the version's root, and the log's segments
+//! up to their present ends. The opened files are copied afterwards: the copied parts of them do not change.
+//! The manifest of that version is written last. Nothing is locked meanwhile.
 //!
 //! A file is identified by the BLAKE3 checksum of all of its bytes: a cryptographic hash, since clients
 //! choose much of what the files hold. An earlier backup's file is linked if its recorded checksum is that of
-//! the file. For files that never change in place (the store's segments; a tree while no checkpoint is made)
+//! the file. For files that never change in place (listed segments; a tree while no checkpoint is made)
 //! the identity that the system gives a file is recorded too: while the identity is the same, so is the
-//! checksum, and nothing is read. The log's segments are read each time; checkpoints keep them small.
+//! checksum, and nothing is read. Unlisted segments are read each time; checkpoints keep them few.
 //!
 //! Invariants:
 //! 1. A linked file never changes again: rewriting a segment makes a new file, and a log does not recycle a
 //!    file that has a second name.
-//! 2. The log's own segments are copied, since a process that opens them locks them and may append.
+//! 2. Unlisted segments are copied, since a process that opens them may append.
 //! 3. Everything accepted before the call is in the copy.
-//! 4. The log's segments are opened anew: the log's own handles have its locks, and a store that is closed
-//!    meanwhile must be free to be opened again.
-//! 5. An interrupted copy has no manifest; a complete one has none only if the store has just a log.
-//! 6. The checksum returned for a file is that of the bytes the store had.
+//! 4. An interrupted copy has no manifest; a complete one has none only if no file is listed yet.
+//! 5. The checksum returned for a file is that of the bytes the store had.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -30,12 +27,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use settee_io::directory::{self, DirectorySyncs};
-use settee_io::{Env, File, FileIdentity, OpenMode};
-use settee_log::SegmentInfo;
+use settee_io::{Env, File, FileIdentity, OpenMode, directory};
+use settee_log::{Manifest, SegmentInfo};
 
 use crate::error::StoreError;
-use crate::manifest::{Manifest, tree_name};
+use crate::manifest::{StoreSection, tree_name};
+use crate::read::Snapshot;
 use crate::shared::Shared;
 
 /// Number of bytes copied at once.
@@ -114,25 +111,25 @@ impl Shared {
             files.insert(part.name, file);
         }
         directory::sync(&*env.engine, to).await?;
-        if manifest.number > 0 {
-            manifest.write(env, to, &DirectorySyncs::new(to)).await?;
+        if let Some(manifest) = manifest {
+            manifest.write(env, to).await?;
         }
         Ok((done, files))
     }
 
-    /// With the set of files locked, links the files that can be linked, and opens the others.
-    async fn take_parts(&self, to: &Path) -> Result<(Manifest, Vec<Part>), StoreError> {
-        let manifest = self.files.manifest.lock().await;
+    /// Links the files that can be linked, and opens the others. A version pins them; nothing is locked.
+    async fn take_parts(&self, to: &Path) -> Result<(Option<Manifest>, Vec<Part>), StoreError> {
         self.check_not_closed()?;
         let infos = self.log.segment_infos();
-        // Not only `flush`: the manifest must not stay locked while a write waits for disk space.
+        // Not only `flush`: a backup doesn't wait for disk space.
         match select(pin!(self.log.flush()), pin!(self.log.wait_for_no_space())).await {
             Either::Left((flushed, _)) => flushed?,
             Either::Right((error, _)) => return Err(error.into()),
         }
-        let checkpoint = self.checkpoint_state();
+        let Snapshot { version, .. } = self.snapshot();
+        let (set, checkpoint) = (&version.set, &version.checkpoint);
         let mut parts = Vec::new();
-        for segment in checkpoint.segments.iter() {
+        for segment in set.listed() {
             let name = segment.name.file_name();
             let file = segment.file().await?;
             let (end, identity) = (file.length().await?, Some(file.identity().await?));
@@ -142,21 +139,31 @@ impl Shared {
             };
             parts.push(Part { from, name, head: None, end, identity });
         }
-        if let Some(tree) = &checkpoint.tree {
+        let tree = checkpoint.tree.as_ref();
+        if let Some(tree) = tree {
             let head = tree.root.head().expect("what is checkpointed was committed");
             let mut part = self.part(tree_name(tree.number), Some(head.into()), tree.root.end()).await?;
             if let PartSource::Open(file) = &part.from {
-                part.identity = Some(file.identity().await?);
+                let identity = file.identity().await?;
+                // A later root has changed the file in place.
+                part.identity = (tree.tree.committed().seq() == tree.root.seq()).then_some(identity);
             }
             parts.push(part);
         }
         // A segment without frames holds nothing.
-        let is_begun =
-            |info: &&SegmentInfo| info.frame_bytes > 0 && info.number >= manifest.first_log_segment;
+        let is_begun = |info: &&SegmentInfo| info.frame_bytes > 0 && info.number > set.listed_to();
         for info in infos.iter().filter(is_begun) {
             parts.push(self.part(format!("{:010}.log", info.number), None, info.frame_bytes).await?);
         }
-        Ok((manifest.clone(), parts))
+        let section = StoreSection {
+            incarnation: self.incarnation,
+            tree: tree.map(|tree| tree.number),
+            checkpoint: checkpoint.seq,
+            last_in_seq_index: checkpoint.last_in_seq_index,
+        };
+        let has_manifest = tree.is_some() || set.listed_to() > 0;
+        let manifest = has_manifest.then(|| self.log.manifest_of(set, section.encode()));
+        Ok((manifest, parts))
     }
 
     /// Opens one of the store's files anew, to be copied up to `end`.

@@ -3,8 +3,8 @@
 //! A checkpoint makes the memtable immutable, waits until the log has persisted its records, merges the
 //! immutable memtables into the tree, commits the tree's root, and installs the new checkpoint state in every
 //! version. Writers and readers go on meanwhile. The tree is changed leaf by leaf or written to a new file,
-//! whichever the cost model says is cheaper (`merge.rs`, `cost.rs`). Sealed segments are then transferred
-//! from the log to the store (`transfer.rs`).
+//! whichever the cost model says is cheaper (`merge.rs`, `cost.rs`). Sealed segments are then listed in the
+//! manifest (`listing.rs`).
 //!
 //! A checkpoint that fails leaves its immutable memtables, and the next one begins with them; however often
 //! one fails, their number does not grow. If the tree turns out to be damaged, a new one is built from the
@@ -13,8 +13,9 @@
 //! Invariants:
 //! 1. The log is persisted up to a checkpoint before its root is written.
 //! 2. A new tree's file and its name are on stable storage before the manifest names it; the old file is
-//!    removed after that.
-//! 3. A version drops a memtable only when it is given a checkpoint state that contains it.
+//!    removed after that, with its last reader.
+//! 3. Segments are listed only up to a checkpoint that is installed in all versions.
+//! 4. A version drops a memtable only when it is given a checkpoint state that contains it.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -25,21 +26,22 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use settee_io::{Damage, OnPanic};
-use settee_log::{Seq, Stage};
+use settee_log::{Edit, Seq, Stage};
 
 use crate::error::{ReadError, StoreError};
-use crate::manifest::{Manifest, tree_name};
+use crate::manifest::{StoreSection, tree_name};
 use crate::memtable::Memtable;
 use crate::shared::Shared;
 use crate::version::{CheckpointState, Version};
 
 mod cost;
 mod input;
+mod listing;
 mod merge;
 mod rebuild;
-mod transfer;
 
 pub use merge::Checkpoint;
+pub(crate) use rebuild::RebuildSource;
 
 use input::CheckpointInput;
 
@@ -103,9 +105,9 @@ impl Shared {
     /// Merges everything accepted by now into the tree; `None` if there was nothing to do. Must run in a task
     /// of its own: dropped half-way, it would leave the files and the versions inconsistent.
     pub(crate) async fn checkpoint(self: &Arc<Self>) -> Result<Option<Checkpoint>, StoreError> {
-        let mut manifest = self.files.manifest.lock().await;
+        let mut section = self.files.section.lock().await;
         let mut all: Option<Checkpoint> = None;
-        while let Some((done, is_all)) = self.checkpoint_once(&mut manifest).await? {
+        while let Some((done, is_all)) = self.checkpoint_once(&mut section).await? {
             let before = all.unwrap_or_default();
             let (key_count, is_whole) = (before.key_count + done.key_count, before.is_whole || done.is_whole);
             all = Some(Checkpoint { seq: done.seq, key_count, is_whole });
@@ -113,8 +115,8 @@ impl Shared {
                 break;
             }
         }
-        drop(manifest);
-        self.start_transfer(0);
+        drop(section);
+        self.start_listing(0);
         Ok(all)
     }
 
@@ -122,7 +124,7 @@ impl Shared {
     /// was everything.
     async fn checkpoint_once(
         &self,
-        manifest: &mut Manifest,
+        section: &mut StoreSection,
     ) -> Result<Option<(Checkpoint, bool)>, StoreError> {
         if self.is_closed() {
             return Ok(None);
@@ -148,40 +150,32 @@ impl Shared {
         let persisted = self.log.persisted().0;
         assert!(persisted >= input.seq, "a checkpoint at Seq {} with {persisted} persisted", input.seq);
         let _background_permit = self.context.env.background.acquire().await;
-        let mut next = manifest.clone();
+        let mut next = section.clone();
         let made = self.make_checkpoint_state(&input, is_damaged, &mut next).await;
         let (checkpoint, done) = match made {
             Ok(made) => made,
             Err(error) => {
-                self.abandon(next.tree, manifest).await;
+                self.abandon(next.tree, section).await;
                 return Err(self.failed_sync(error));
             }
         };
-        let checkpoint = CheckpointState {
-            segments: self.collect_sealed(&input.checkpoint, input.seq, &mut next),
-            ..checkpoint
-        };
-        let replaced = manifest.tree.filter(|number| next.tree != Some(*number));
         let stop = self.stop_on_panic();
-        if next != *manifest {
-            next.number += 1;
-            next.checkpoint = checkpoint.seq;
-            next.last_in_seq_index = checkpoint.last_in_seq_index;
-            let number = next.tree;
-            if let Err(error) = self.replace_manifest(manifest, next).await {
-                self.abandon(number, manifest).await;
+        if next.tree != section.tree {
+            next = next.at(checkpoint.seq, checkpoint.last_in_seq_index);
+            let new = next.clone();
+            if let Err(error) = self.edit(Edit::default(), |_| new).await {
+                self.abandon(next.tree, section).await;
                 return Err(error);
             }
-        }
-        let live_bytes = checkpoint.live_bytes();
-        self.install_checkpoint(Arc::new(checkpoint), input.generation).await;
-        self.transfer(manifest, live_bytes);
-        drop(stop);
-        if let Some(number) = replaced {
+            *section = next;
             self.jobs.is_index_damaged.store(false, Ordering::Release);
-            // Snapshots that read it have it open.
-            self.remove_file(&self.context.directory.join(tree_name(number))).await;
+            // Unlinked when no version reads it any more.
+            input.checkpoint.tree.iter().for_each(|replaced| replaced.file.remove());
         }
+        self.log.set_listed_live_bytes(checkpoint.live_bytes());
+        self.install_checkpoint(Arc::new(checkpoint), input.generation).await;
+        drop(stop);
+        self.list_sealed().await?;
         self.count(|counts| {
             counts.checkpoint_count += 1;
             counts.whole_count += u64::from(done.is_whole);
@@ -195,13 +189,13 @@ impl Shared {
         &self,
         input: &CheckpointInput,
         is_damaged: bool,
-        next: &mut Manifest,
+        next: &mut StoreSection,
     ) -> Result<(CheckpointState, Checkpoint), StoreError> {
-        let (segments, number) = (&input.checkpoint.segments, next.tree);
+        let number = next.tree;
         if !is_damaged {
             let merged = async {
                 let (tree, facts, done) = self.context.merge(input, next).await?;
-                Ok((CheckpointState::new(Some(tree), &facts, segments.clone()).await?, done))
+                Ok((CheckpointState::new(Some(tree), &facts).await?, done))
             };
             match merged.await {
                 Err(error @ (StoreError::Tree(_) | StoreError::Read(_))) if error.is_of_damaged_index() => {
@@ -213,9 +207,9 @@ impl Shared {
         }
         next.tree = number;
         next.last_in_seq_index = input.last_in_seq_index;
-        let source = Some((&*self.log, input.seq));
-        let (tree, facts) = self.context.rebuild(next, segments, source).await?;
-        let checkpoint = CheckpointState::new(tree, &facts, segments.clone()).await?;
+        let source = RebuildSource::Log(&self.log, input.seq);
+        let (tree, facts) = self.context.rebuild(next, source).await?;
+        let checkpoint = CheckpointState::new(tree, &facts).await?;
         let is_short = checkpoint.seq < input.seq && !input.is_empty();
         if is_short || checkpoint.seq > input.seq {
             let what = match is_short {
@@ -230,8 +224,8 @@ impl Shared {
     }
 
     /// Removes a tree file that a failed checkpoint wrote, unless a manifest may name it.
-    async fn abandon(&self, tree: Option<u64>, manifest: &Manifest) {
-        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.files.error.get().is_none()) {
+    async fn abandon(&self, tree: Option<u32>, section: &StoreSection) {
+        if let Some(number) = tree.filter(|_| tree != section.tree && self.log.edit_error().is_none()) {
             self.remove_file(&self.context.directory.join(tree_name(number))).await;
         }
     }

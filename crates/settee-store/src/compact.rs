@@ -15,8 +15,8 @@
 //!
 //! Invariants:
 //! 1. Only records that were garbage as of a durable checkpoint are left out.
-//! 2. The new file and its name are on stable storage before the manifest names it; the old files' names are
-//!    removed after that, while readers keep them open.
+//! 2. The new file and its name are on stable storage before the manifest names it; the old files are removed
+//!    after that, each with its last reader.
 //! 3. A record that can't be read is never left out: the segments then stay unchanged.
 //! 4. A new file has no more bytes, tombstones included, than a segment may have, and no more than
 //!    [`RECORD_COUNT_MAX`] records, unless it replaces a single segment that had more.
@@ -28,13 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::{Either, select};
-use settee_io::{OnPanic, directory};
+use settee_io::OnPanic;
+use settee_log::{Edit, Segment, SegmentName, SegmentSet};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::error::StoreError;
 use crate::failpoints::Failpoint;
-use crate::manifest::SegmentName;
-use crate::segments::Segment;
 use crate::shared::Shared;
 use crate::version::CheckpointState;
 
@@ -114,14 +113,15 @@ impl Shared {
     /// Starts compaction in the background if there is too much garbage and none is running.
     pub(crate) fn start_compaction(self: &Arc<Self>, checkpoint: &CheckpointState) {
         let live: u64 = checkpoint.live_bytes();
-        let bytes = checkpoint.segments.bytes() + self.log.stats().file_bytes;
+        let set = self.log.segment_set();
+        let bytes = set.listed_bytes() + self.log.stats().file_bytes;
         let percent_max = self.context.options.garbage_percent_max;
         let is_too_much = |needed: u64| bytes.saturating_sub(needed) * 100 > percent_max * bytes;
         if !is_too_much(live) || self.is_closed() {
             return;
         }
         // Tombstones that must stay count as far as their size is known; compaction finds out the rest.
-        let overview = self.overview(checkpoint);
+        let overview = self.overview(checkpoint, &set);
         let is_due = is_too_much(live + overview.kept_tombstone_bytes())
             || overview.oldest_blocker(&BTreeSet::new()).is_some();
         if !is_due || self.jobs.is_compacting.swap(true, Ordering::AcqRel) {
@@ -130,7 +130,7 @@ impl Shared {
         let shared = self.clone();
         self.context.env.spawn("store compaction", async move {
             let compacted = async {
-                shared.transfer_soon().await?;
+                shared.list_soon().await?;
                 shared.compact(percent_max, false).await
             };
             let _end = OnPanic(|| shared.jobs.is_compacting.store(false, Ordering::Release));
@@ -141,8 +141,8 @@ impl Shared {
         });
     }
 
-    fn overview(&self, checkpoint: &CheckpointState) -> Overview {
-        Overview::new(checkpoint, self.context.options.is_enabled(Failpoint::TombstoneTooSoon))
+    fn overview(&self, checkpoint: &CheckpointState, set: &SegmentSet) -> Overview {
+        Overview::new(checkpoint, set, self.context.options.is_enabled(Failpoint::TombstoneTooSoon))
     }
 
     /// Rewrites the segments that free the most. `None` if there is not too much garbage, or the store was
@@ -152,18 +152,18 @@ impl Shared {
         garbage_percent_max: u64,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Compaction>, StoreError> {
-        let checkpoint = self.versions.accepted.lock().await.checkpoint.clone();
-        let Some((best, overview)) = self.choose(&checkpoint, garbage_percent_max, unreadable).await? else {
-            return Ok(None);
+        let (checkpoint, set) = {
+            let version = self.versions.accepted.lock().await;
+            (version.checkpoint.clone(), version.set.clone())
         };
+        let chosen = self.choose(&checkpoint, &set, garbage_percent_max, unreadable).await?;
+        let Some((best, overview)) = chosen else { return Ok(None) };
         let env = &self.context.env;
         // In this order: a task that waits for the first permit does not hold the second.
         let Some(compaction_permit) = self.permit(&env.compaction).await else { return Ok(None) };
         let Some(background_permit) = self.permit(&env.background).await else { return Ok(None) };
         let inputs = self.gather(checkpoint, best, &overview, unreadable).await?;
         let segment = self.rewrite(&inputs, background_permit, unreadable).await?;
-        // Both permits are released before the manifest is locked: a checkpoint may hold the manifest while
-        // it waits for a background permit.
         drop(compaction_permit);
         let name = segment.as_ref().map(|segment| segment.name);
         if let Err(error) = self.replace(&inputs, segment).await {
@@ -199,20 +199,21 @@ impl Shared {
     async fn choose(
         &self,
         checkpoint: &CheckpointState,
+        set: &SegmentSet,
         garbage_percent_max: u64,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<(usize, Overview)>, StoreError> {
-        let bytes = checkpoint.segments.bytes();
-        let live: u64 = checkpoint.segments.iter().map(|segment| live_of(checkpoint, segment).bytes).sum();
+        let bytes = set.listed_bytes();
+        let live: u64 = set.listed().map(|segment| live_of(checkpoint, segment).bytes).sum();
         if checkpoint.tree.is_none() || bytes.saturating_sub(live) * 100 <= garbage_percent_max * bytes {
             return Ok(None);
         }
-        for segment in checkpoint.segments.iter() {
+        for segment in set.listed() {
             // A segment that can't be read has no contents; its error is reported when it is to be rewritten.
             let _ = segment.contents().await;
         }
         loop {
-            let overview = self.overview(checkpoint);
+            let overview = self.overview(checkpoint, set);
             let Some(best) = overview.best(garbage_percent_max, unreadable) else { return Ok(None) };
             if overview.facts[best].is_exact {
                 return Ok(Some((best, overview)));
@@ -302,7 +303,7 @@ impl Shared {
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Arc<Segment>>, StoreError> {
         let names = || inputs.plans.iter().map(|plan| plan.segment.name);
-        let generation = names().map(|name| name.generation).max().unwrap_or(0) + 1;
+        let generation = self.context.new_file_number();
         let name = SegmentName {
             first: names().map(|name| name.first).min().expect("there is an input"),
             last: names().map(|name| name.last).max().expect("there is an input"),
@@ -312,13 +313,7 @@ impl Shared {
             clean_to: inputs.checkpoint.seq,
         };
         let path = self.context.directory.join(name.file_name());
-        // The manifest may name such a file if a compaction could not find out whether it was replaced.
         self.check_files()?;
-        match directory::remove(&*self.context.env.engine, &path).await {
-            // Left by a failed compaction.
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
-        }
         let mut copy = SegmentCopy::new(self, &path, name, background_permit).await?;
         for plan in &inputs.plans {
             let copied = copy.take(plan, inputs.tombstones_to).await;
@@ -350,47 +345,27 @@ impl Shared {
 
     /// Replaces the inputs with the new segment.
     async fn replace(&self, inputs: &CompactionInputs, new: Option<Arc<Segment>>) -> Result<(), StoreError> {
-        let mut manifest = self.files.manifest.lock().await;
-        self.check_files()?;
-        let checkpoint = self.versions.accepted.lock().await.checkpoint.clone();
-        let mut segments = (*checkpoint.segments).clone();
-        for Plan { segment, .. } in &inputs.plans {
-            // Opened, so that readers that have the segment can go on.
-            segment.file().await?;
-            let removed = segments.remove(segment.name.last);
-            assert!(
-                removed.is_some_and(|removed| Arc::ptr_eq(&removed, segment)),
-                "only compaction removes it"
-            );
-        }
         // The next manifest records this at no cost: these segments had no garbage.
         inputs.clean.iter().for_each(|segment| segment.raise_clean_to(inputs.checkpoint.seq));
-        if let Some(new) = new {
+        if let Some(new) = &new {
             let numbers = |plan: &Plan| (plan.segment.name.first, plan.segment.name.last);
             let (first, last) = (inputs.plans.front().map(numbers), inputs.plans.back().map(numbers));
             let covered = first.zip(last).map(|(first, last)| (first.0, last.1));
             assert!(covered == Some((new.name.first, new.name.last)), "it replaces exactly its inputs");
-            segments.insert(new);
         }
         if self.context.options.is_enabled(Failpoint::FileRemovedEarly) {
             for plan in &inputs.plans {
                 self.remove_file(plan.segment.path()).await;
             }
         }
-        let stop = self.stop_on_panic();
-        let mut next = manifest.clone();
-        next.number += 1;
-        next.segments = segments.names();
-        next.checkpoint = checkpoint.seq;
-        next.last_in_seq_index = checkpoint.last_in_seq_index;
-        self.replace_manifest(&mut manifest, next).await?;
-        let checkpoint = CheckpointState { segments: Arc::new(segments), ..(*checkpoint).clone() };
-        self.install_checkpoint(Arc::new(checkpoint), 0).await;
-        drop(stop);
+        let removed: Vec<_> = inputs.plans.iter().map(|plan| plan.segment.clone()).collect();
+        let edit = Edit { removed, added: new, ..Edit::default() };
+        let checkpoint = &inputs.checkpoint;
+        self.edit(edit, |section| section.at(checkpoint.seq, checkpoint.last_in_seq_index)).await?;
+        self.install_set().await;
+        #[cfg(feature = "failpoints")]
         for Plan { segment, .. } in &inputs.plans {
-            #[cfg(feature = "failpoints")]
             self.recycle(segment).await?;
-            self.remove_file(segment.path()).await;
         }
         Ok(())
     }

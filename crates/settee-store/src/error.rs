@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use settee_io::{Damage, OperationKind};
-use settee_log::{AppendError, InvalidLimit, SegmentIndexError, Stopped};
+use settee_log::{AppendError, EditError, InvalidLimit, SegmentIndexError, Stopped};
 use settee_tree::TreeError;
 
 /// Why a read failed. The store stays usable.
@@ -82,13 +82,6 @@ pub enum StoreError {
     #[error("damaged: {0}")]
     Damaged(Damage),
 
-    /// The manifest, or a file that it names, is missing.
-    #[error("{} is missing, and the store's other files show that it existed", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
-
     /// The manifest would exceed the length that can be read again, because of the number of segments. Nothing
     /// was changed.
     #[error("{} would have {size} bytes, and the limit is {size_max}", path.display())]
@@ -116,6 +109,18 @@ pub enum StoreError {
     /// A system call failed.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
+}
+
+impl From<EditError> for StoreError {
+    fn from(error: EditError) -> StoreError {
+        match error {
+            EditError::TooLong { path, size, size_max } => {
+                StoreError::ManifestTooLong { path, size, size_max }
+            }
+            EditError::Stopped(stopped) => stopped.into(),
+            EditError::Io(error) => error.into(),
+        }
+    }
 }
 
 impl From<CommitError> for StoreError {

@@ -27,7 +27,6 @@ mod options;
 mod index;
 mod manifest;
 mod memtable;
-mod segments;
 
 mod version;
 
@@ -63,9 +62,8 @@ pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
 pub use options::{MergeOperator, StoreOptions, StoreStats};
 pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource, Scan, Snapshot};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
-pub use segments::{CHUNK_BYTES, ChunkCache};
 pub use settee_log::{
-    AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
+    AppendError, BATCH_SIZE_MAX, CHUNK_BYTES, ChunkCache, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
     Recovery, Seq, Stage, Stopped, Value,
 };
 pub use settee_tree::NodeCache;

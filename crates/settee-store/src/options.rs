@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_log::{InvalidLimit, LogOptions};
+use settee_log::{ChunkCache, InvalidLimit, LogOptions};
 use settee_tree::NodeCache;
 
 use crate::budget::{MemoryBudget, ReadAheadBudget};
 use crate::failpoints::Failpoint;
 use crate::index::{Aggregate, OPERAND_COUNT_MAX};
-use crate::segments::ChunkCache;
 
 /// Combines the values of several records of a key, newest first, into one value.
 pub type MergeOperator = fn(&[Bytes]) -> Bytes;
@@ -189,7 +188,7 @@ pub struct StoreStats {
     pub memory_bytes: u64,
     /// Size of the tree's file in bytes.
     pub tree_bytes: u64,
-    /// Size of the segments transferred from the log to the store, in bytes.
+    /// Size of the listed segments in bytes.
     pub segment_bytes: u64,
     /// Live bytes in these segments.
     pub segment_live_bytes: u64,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use settee_io::{CacheStats, Env};
-use settee_log::{Log, LogStats, Recovery, Seq, Stage, Start, Stopped};
+use settee_log::{ChunkCache, Edit, Log, LogStats, Recovery, Seq, Stage, Stopped};
 use settee_tree::NodeCache;
 use tokio::sync::oneshot;
 
@@ -20,7 +20,6 @@ use crate::index::Location;
 use crate::memtable::Memtable;
 use crate::options::{StoreOptions, StoreStats};
 use crate::read::Snapshot;
-use crate::segments::ChunkCache;
 use crate::shared::{Shared, StoreContext};
 use crate::version::{Lookup, NewRecord, Replay, Version};
 
@@ -57,43 +56,46 @@ impl Store {
         let own_chunks = || options.log.direct.then(|| Arc::new(ChunkCache::new(OWN_CHUNKS_BYTES)));
         let chunks = options.chunks.clone().or_else(own_chunks);
         let context = StoreContext::new(env, directory, options, cache, chunks);
-        let rules = context.options.rules();
-        let (manifest, locked) = context.lock().await?;
-        let (mut manifest, checkpoint, facts) = context.open(manifest).await?;
+        let (rules, options_log) = (context.options.rules(), context.options.log);
+        let (locked, manifest) = context.lock().await?;
+        let set = locked.segment_set(env, directory, options_log.direct, context.chunks.as_ref());
+        let (mut section, checkpoint, facts) = context.open(manifest.as_ref(), &set).await?;
         let mut version = Version {
             memtable: Memtable::new(1),
             immutable: Arc::default(),
             last_seq: checkpoint.seq,
             last_in_seq_index: facts.last_in_seq_index,
             checkpoint: Arc::new(checkpoint),
-            files: Default::default(),
+            set: Arc::default(),
         };
-        let mut start =
-            Start { first_segment: manifest.first_log_segment, after: Seq(version.checkpoint.seq) };
+        let mut after = Seq(version.checkpoint.seq);
         if context.options.is_enabled(Failpoint::LiveSkipped) {
-            start.after.0 = start.after.0.saturating_sub(3);
+            after.0 = after.0.saturating_sub(3);
         }
         let mut replay = Replay::default();
-        let (log, recovery) = Log::open_locked(env, directory, context.options.log, start, locked, |entry| {
+        let (locked, chunks) = ((locked, set), context.chunks.clone());
+        let (log, recovery) = Log::open_locked(env, directory, options_log, after, locked, chunks, |entry| {
             let location = Location::in_log(entry.seq, entry.location);
             let record = NewRecord { flags: entry.flags, key: entry.key, meta: entry.meta, location };
             replay.push(&mut version, &record, &rules);
         })
         .await?;
         replay.insert_all(&mut version, &rules);
-        if manifest.number > 0 {
-            manifest.remove_others(env, directory).await?;
-        }
-        log.set_transferred_bytes(version.checkpoint.live_bytes());
-        version.files = log.files();
+        log.set_listed_live_bytes(version.checkpoint.live_bytes());
+        version.set = log.segment_set();
         match version.backfill_all(rules.aggregate).await.map_err(StoreError::from) {
             Err(error) if error.is_of_damaged_index() => {
-                version = context.rebuild_after_replay(&mut manifest, &log, &version, &error).await?;
+                version = context.rebuild_after_replay(&mut section, &log, &version, &error).await?;
             }
             backfilled => backfilled?,
         }
-        let shared = Shared::new(context, log, manifest, version);
-        shared.start_transfer(0);
+        if manifest.is_some_and(|manifest| section != manifest.section) {
+            let new = section.encode();
+            log.edit(Edit { user: Some(Box::new(|_| new)), ..Edit::default() }, |_| false).await?;
+        }
+        context.remove_other_trees(section.tree).await?;
+        let shared = Shared::new(context, log, section, version);
+        shared.start_listing(0);
         Ok((Store { shared }, recovery))
     }
 
@@ -200,7 +202,7 @@ impl Store {
         let shared = self.shared.clone();
         let compact = async move {
             shared.checkpoint().await?;
-            shared.transfer_soon().await?;
+            shared.list_soon().await?;
             shared.compact(0, true).await
         };
         self.run("store compaction", compact).await
@@ -261,7 +263,7 @@ impl Store {
         let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
         let last = self.shared.last_checkpoint_error().filter(|error| !passes(error));
         // A latched error does not pass, whatever its cause.
-        let error = self.shared.files.error.get().cloned().or(last);
+        let error = self.shared.log.edit_error().map(StoreError::from).or(last);
         error.filter(|error| !matches!(error, StoreError::Stopped(_)))
     }
 
@@ -283,7 +285,7 @@ impl Store {
         self.shared.begin_close();
         // Work in progress ends; work that waits for a lock or a permit finds the store closed.
         let _compacting = self.shared.files.compacting.lock().await;
-        let _manifest = self.shared.files.manifest.lock().await;
+        let _section = self.shared.files.section.lock().await;
         let closed = self.shared.log.close().await;
         self.shared.publish();
         closed

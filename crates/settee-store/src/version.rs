@@ -1,9 +1,9 @@
 //! Versions: immutable states of the index, in memory and on disk.
 //!
 //! A version is the mutable memtable, the immutable memtables, and the state of the last checkpoint: the
-//! tree's root and the segments that it refers to (`checkpoint_state.rs`). It also holds the files of the
-//! log's segments (`files`), so that readers find its records after the log has released them. Each memtable,
-//! and the tree, has an index by key and one by `Seq` (the seq index).
+//! tree's root (`checkpoint_state.rs`). It also pins the set of segments, so that readers find its records
+//! after segments were rewritten. Each memtable, and the tree, has an index by key and one by `Seq` (the seq
+//! index).
 //!
 //! A version never changes once it is shared. The writer makes the next one by copying its own, which costs a
 //! few reference counts, and changing the copy (`state.rs`); `check.rs` verifies the result. `replay.rs`

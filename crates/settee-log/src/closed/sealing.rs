@@ -109,10 +109,9 @@ impl Shared {
 
     /// Writes a segment's index, unless it has one or was removed. Returns whether it has one.
     async fn seal(&self, number: u32) -> Result<bool, SegmentIndexError> {
-        let files = self.read_view.load().files.clone();
-        let (Some(file), Some(next)) = (files.get(&number), files.get(&(number + 1))) else {
-            return Ok(false);
-        };
+        let set = self.read_view.load().set.clone();
+        let (Some(segment), Some(next)) = (set.get(number), set.get(number + 1)) else { return Ok(false) };
+        let (file, next) = (segment.file().await?, next.file().await?);
         let (Some((header, checksum)), Some((following, _))) = (header(file).await?, header(next).await?)
         else {
             return Ok(false);

@@ -1,38 +1,48 @@
-//! Truncation and transfer: segments leave the log, and their files are removed, recycled or handed over.
+//! Truncation: segments that aren't needed leave the log, and their files are removed or recycled.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_io::{File, OpenMode, directory};
 
-use crate::error::{ReservationError, is_refusal};
+use crate::error::{EditError, ReservationError, is_refusal};
 use crate::format::SYNC_ALIGNMENT;
 use crate::segment_name::segment_path;
+use crate::segment_set::Segment;
 use crate::shared::{DiskReservation, Shared};
 use crate::state::PreallocatedSegment;
 
 impl Shared {
-    /// See [`crate::Log::transfer`].
-    pub(crate) fn transfer(&self, below: u32) {
-        let mut state = self.lock();
-        if state.segments.transfer(below) {
-            self.change_files(&mut state, |files| *files = files.split_off(&below));
+    /// Removes the truncated segments from the list of files, and returns them. If that fails, a later job
+    /// tries again.
+    pub(crate) async fn edit_out_truncated(&self) -> Vec<Arc<Segment>> {
+        let Some(below) = self.lock().truncated_below() else { return Vec::new() };
+        match self.edit_out(below).await {
+            Ok(removed) => removed,
+            Err(EditError::Stopped(_)) => Vec::new(),
+            Err(error) => {
+                let directory = self.directory.display();
+                tracing::warn!(%error, %directory, "truncated segments could not be removed");
+                Vec::new()
+            }
         }
     }
 
-    /// Removes truncated segments' files, or recycles one for the next segment.
-    pub(crate) async fn truncate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
-        let (removed, recycled_bytes_max) = {
-            let mut state = self.lock();
-            (state.truncate(), state.log_bytes() * self.options.recycled_percent_max / 100)
-        };
-        for number in removed {
-            // Readers that already have it keep it.
-            let file = self.change_files(&mut self.lock(), |files| files.remove(&number));
+    /// Removes the files of segments that left the log, or recycles one for the next segment. Files that have
+    /// other users are removed with the last of them.
+    pub(crate) async fn remove_segments(
+        &self,
+        removed: Vec<Arc<Segment>>,
+        reservation: &mut DiskReservation,
+    ) -> Result<(), ReservationError> {
+        let recycled_bytes_max = self.lock().log_bytes() * self.options.recycled_percent_max / 100;
+        for segment in removed {
+            let path = segment.path().to_path_buf();
+            let Some(file) = segment.take_file() else { continue };
             let unused = match reservation.next {
-                None => self.recycle(reservation, number, file, recycled_bytes_max).await?,
-                Some(_) => Some(segment_path(&self.directory, number)),
+                None => self.recycle(reservation, &path, file, recycled_bytes_max).await?,
+                Some(_) => Some(path),
             };
             match unused {
                 Some(path) => directory::remove(&*self.env.engine, &path).await?,
@@ -50,12 +60,12 @@ impl Shared {
     async fn recycle(
         &self,
         reservation: &mut DiskReservation,
-        truncated: u32,
-        file: Option<Arc<File>>,
+        from: &Path,
+        file: Arc<File>,
         bytes_max: u64,
     ) -> Result<Option<PathBuf>, ReservationError> {
-        let from = segment_path(&self.directory, truncated);
-        let Some(file) = file.and_then(Arc::into_inner) else { return Ok(Some(from)) };
+        let from = from.to_path_buf();
+        let Some(file) = Arc::into_inner(file) else { return Ok(Some(from)) };
         let length = file.length().await?;
         if length > bytes_max || file.link_count().await? != 1 {
             return Ok(Some(from));

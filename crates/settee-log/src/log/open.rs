@@ -1,6 +1,7 @@
 //! Opening a log.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use settee_io::Env;
 
@@ -8,24 +9,23 @@ use super::Log;
 use crate::error::OpenError;
 use crate::format::RecordRef;
 use crate::options::LogOptions;
-use crate::recovery::{self, LogLock, Recovery, Replay, Start};
+use crate::recovery::{self, LogLock, Recovery, Replay};
 use crate::segment_index::EntryRef;
+use crate::segment_set::{ChunkCache, Segment, SegmentSet};
 use crate::shared::Shared;
 use crate::state::{Continuation, LogState};
-use crate::types::Location;
+use crate::types::{Location, Seq};
 use crate::watermark::{Position, Watermark};
 
 impl Log {
     /// Opens the log in `directory`, which the first append creates, and passes each record of each whole
-    /// batch to `replay`, in order. The replayed records are persisted once this returns. If no torn tail was
-    /// cut, the log continues in the last segment.
-    ///
-    /// Not for a log that has transferred segments ([`Log::transfer`]): it would treat their files as
-    /// truncated and remove them. Use [`Log::open_after`] for that.
+    /// batch after the listed segments to `replay`, in order. The replayed records are persisted once this
+    /// returns. If no torn tail was cut, the log continues in the last segment.
     ///
     /// # Errors
     /// Damage below what had been persisted, a missing segment, another format, or an I/O error. Files are
-    /// changed only after all of them were found sound; then a torn tail is cut.
+    /// changed only after all of them were found sound; then a torn tail is cut, and files that the manifest
+    /// doesn't name are removed.
     ///
     /// # Panics
     /// If [`LogOptions::check`] rejects the options.
@@ -35,23 +35,19 @@ impl Log {
         options: LogOptions,
         mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let (start, locked) = (Start::default(), recovery::lock(env, directory).await?);
-        Log::open_from(env, directory, options, start, locked, Replay::Records(&mut replay)).await
+        let locked = Log::lock(env, directory).await?;
+        let set = locked.segment_set(env, directory, options.direct, None);
+        let replay = Replay::Records(&mut replay);
+        Log::open_from(env, directory, options, Seq(0), (locked, set), None, replay).await
     }
 
-    /// As [`Log::open`], for a caller that has the records up to `start.after` elsewhere: the later ones are
-    /// passed to `replay`, in order. Sealed segments are replayed from their segment index; frames are read
-    /// only of the last segment, and of segments whose index is missing, damaged, or inconsistent with the
-    /// headers.
-    ///
-    /// Segments below `start.first_segment` don't belong to the log: they aren't read, locked or changed, and
-    /// need not exist. Segments between `start.first_segment` and the oldest one that the last header names
-    /// were truncated, and are removed. A caller that takes over segments therefore stores a new
-    /// `first_segment` durably before it calls [`Log::transfer`].
+    /// As [`Log::open`], for a caller that has the records up to `after` elsewhere: the later ones are passed
+    /// to `replay`, in order. Sealed segments are replayed from their segment index; frames are read only of
+    /// the last segment, and of segments whose index is missing, damaged, or inconsistent with the headers.
     ///
     /// # Errors
-    /// As [`Log::open`]. [`OpenError::Behind`] if the log ends before `start.after`; [`OpenError::Missing`]
-    /// if there is no segment although `start` implies one.
+    /// As [`Log::open`]. [`OpenError::Behind`] if the log ends before `after`; [`OpenError::Missing`] if there
+    /// is no segment although `after` or the manifest implies one.
     ///
     /// # Panics
     /// As [`Log::open`].
@@ -59,25 +55,28 @@ impl Log {
         env: &Env,
         directory: &Path,
         options: LogOptions,
-        start: Start,
+        after: Seq,
         replay: impl FnMut(EntryRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
         let locked = Log::lock(env, directory).await?;
-        Log::open_locked(env, directory, options, start, locked, replay).await
+        let set = locked.segment_set(env, directory, options.direct, None);
+        Log::open_locked(env, directory, options, after, (locked, set), None, replay).await
     }
 
     /// Prevents other logs from opening the directory until the result is dropped or passed to
-    /// [`Log::open_locked`]. For a caller that, before opening the log, reads related files that the log's
-    /// current owner might still change. Creates the directory's lock file; if there is no directory, there is
-    /// nothing to lock and nothing to lose.
+    /// [`Log::open_locked`], and reads the manifest. For a caller that, before opening the log, reads related
+    /// files that the log's current owner might still change. Creates the directory's lock file; if there is
+    /// no directory, there is nothing to lock and nothing to lose.
     ///
     /// # Errors
-    /// [`OpenError::InUse`], or an I/O error.
+    /// [`OpenError::InUse`]; [`OpenError::Missing`] if the manifest is missing, or a segment that it names;
+    /// [`OpenError::Damaged`]; or an I/O error.
     pub async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenError> {
         recovery::lock(env, directory).await
     }
 
-    /// As [`Log::open_after`], for a log that was locked.
+    /// As [`Log::open_after`], for a log that was locked. `set` is what [`LogLock::segment_set`] returned,
+    /// and `chunks` its cache.
     ///
     /// # Errors
     /// As [`Log::open_after`].
@@ -88,13 +87,14 @@ impl Log {
         env: &Env,
         directory: &Path,
         options: LogOptions,
-        start: Start,
-        locked: LogLock,
+        after: Seq,
+        (locked, set): (LogLock, SegmentSet),
+        chunks: Option<Arc<ChunkCache>>,
         mut replay: impl FnMut(EntryRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
         let replay = Replay::Entries(&mut replay);
-        let opened = Log::open_from(env, directory, options, start, locked, replay).await?;
-        // A caller that takes over segments waits until they are sealed.
+        let opened = Log::open_from(env, directory, options, after, (locked, set), chunks, replay).await?;
+        // A caller that lists segments waits until they are sealed.
         let shared = &opened.0.shared;
         shared.start_sealing(&mut shared.lock());
         Ok(opened)
@@ -104,17 +104,20 @@ impl Log {
         env: &Env,
         directory: &Path,
         options: LogOptions,
-        start: Start,
-        locked: LogLock,
+        after: Seq,
+        (locked, mut set): (LogLock, SegmentSet),
+        chunks: Option<Arc<ChunkCache>>,
         replay: Replay<'_>,
     ) -> Result<(Log, Recovery), OpenError> {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
-        let found = recovery::recover(env, directory, &options, start, replay).await?;
-        if options.direct {
-            for file in found.files.values() {
+        let found = recovery::recover(env, directory, &options, &locked, after, replay).await?;
+        for (number, file) in found.files {
+            if options.direct {
                 file.set_direct(true).await?;
             }
+            let epoch = found.segments.get(&number).map_or(0, |meta| meta.epoch);
+            set.insert(Arc::new(Segment::of_log(env, number, epoch, file)));
         }
         let end =
             Watermark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
@@ -127,8 +130,9 @@ impl Log {
             epoch: found.epoch + 1,
             tail: found.tail,
         };
-        let state = LogState::new(options, env.buffers.clone(), end, continuation, open, found.segments);
-        let shared = Shared::new(env, directory, locked, options, found.files, state);
+        let (pool, oldest) = (env.buffers.clone(), set.listed_to() + 1);
+        let state = LogState::new(options, pool, end, continuation, open, found.segments, oldest);
+        let shared = Shared::new(env, directory, locked, options, chunks, set, state);
         Ok((Log { shared }, found.summary))
     }
 }

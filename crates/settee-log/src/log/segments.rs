@@ -1,41 +1,42 @@
-//! The segments of a log, for a caller that truncates the log or takes over segments.
+//! The segments of a log, and the list of files.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::{Either, select};
-use settee_io::File;
 
 use super::Log;
-use crate::error::Stopped;
+use crate::edit::Edit;
+use crate::error::{EditError, Stopped};
 use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
-use crate::read_view::Files;
 use crate::segment_index::{SegmentIndex, SegmentIndexError};
+use crate::manifest::Manifest;
 use crate::segment_name::segment_path;
+use crate::segment_set::SegmentSet;
 use crate::types::{SegmentInfo, Seq};
 
 impl Log {
     /// Declares that records before `seq`, among those appended so far, are no longer needed, because the
     /// caller has their content elsewhere. Segments that hold only such records are removed some time after
     /// the next segment has begun, and are then not replayed; until their removal they may still be read and
-    /// replayed.
+    /// replayed. Not for a log with listed segments.
     pub fn truncate_before(&self, seq: Seq) {
         self.shared.lock().truncate_before(seq.0);
     }
 
-    /// The segments' numbers, oldest first. All but the last are closed, and are sealed in the background.
+    /// The unlisted segments' numbers, oldest first. All but the last are closed, and are sealed in the background.
     pub fn segments(&self) -> Vec<u32> {
-        self.shared.read_view.load().files.keys().copied().collect()
+        self.shared.lock().segment_infos().iter().map(|info| info.number).collect()
     }
 
-    /// Metadata of the log's segments, oldest first.
+    /// Metadata of the unlisted segments, oldest first.
     pub fn segment_infos(&self) -> Vec<SegmentInfo> {
         self.shared.lock().segment_infos()
     }
 
     /// All segments below this one are sealed, or can't be (see [`SegmentInfo::is_sealed`]), and are fully
-    /// persisted: they can be transferred. A closed segment is sealed in a pause of the appends, or when too
+    /// persisted: they can be listed. A closed segment is sealed in a pause of the appends, or when too
     /// many wait for it.
     pub fn sealed_below(&self) -> u32 {
         *self.shared.sealed_below.borrow()
@@ -64,39 +65,51 @@ impl Log {
         end
     }
 
-    /// Transfers the segments below this one to the caller: they are no longer part of the log, which never
-    /// removes or changes their files. The next segment's header records this.
+    /// Changes the list of files: writes a manifest and then makes the next set of segments. Durable once it
+    /// returns. Returns false if there was nothing to change. While the sync of the directory lacks a file
+    /// descriptor, it is repeated as long as `keep_trying` says so.
     ///
-    /// When it is opened again, the log treats them as truncated and removes them, unless
-    /// [`crate::Start::first_segment`] excludes them. So the caller first stores durably that `first_segment`
-    /// will be at least `below`.
-    ///
-    /// Their bytes count as live when the log sizes its next segments, until [`Log::set_transferred_bytes`]
-    /// corrects that.
-    ///
-    /// # Panics
-    /// If `below` is greater than [`Log::sealed_below`].
-    pub fn transfer(&self, below: u32) {
-        self.shared.transfer(below);
+    /// # Errors
+    /// See [`EditError`]. If the failure came after the manifest was replaced, [`Log::edit_error`] returns it
+    /// from then on.
+    pub async fn edit(
+        &self,
+        edit: Edit<'_>,
+        keep_trying: impl Fn(&settee_io::Error) -> bool,
+    ) -> Result<bool, EditError> {
+        self.shared.edit(edit, keep_trying).await
     }
 
-    /// Sets how many live bytes of this log are in transferred segments; the log includes them when it sizes
-    /// its next segments. 0 after opening.
-    pub fn set_transferred_bytes(&self, bytes: u64) {
-        self.shared.lock().segments.set_transferred_bytes(bytes);
+    /// Why the list of files can't be changed any more: it is unknown which manifest is durable, so no file
+    /// that either names may be removed before the log is opened again.
+    pub fn edit_error(&self) -> Option<EditError> {
+        self.shared.edit_error.get().cloned()
     }
 
-    /// The files of the log's current segments, for [`Log::read_in`]. Cheap.
+    /// Checks that [`Log::edit`] is possible.
     ///
-    /// Segments that are transferred or truncated later can still be read through it, even after their files
-    /// were removed, and after the log was closed.
-    pub fn files(&self) -> Files {
-        Files(self.shared.read_view.load().files.clone())
+    /// # Errors
+    /// Why it isn't any more.
+    pub fn check_editable(&self) -> Result<(), EditError> {
+        self.shared.check_editable()
     }
 
-    /// The file of one of the log's segments.
-    pub fn segment_file(&self, segment: u32) -> Option<Arc<File>> {
-        self.shared.read_view.load().files.get(&segment).cloned()
+    /// A manifest for a copy of the listed files of a set, with the user's lines `user`.
+    pub fn manifest_of(&self, set: &SegmentSet, user: String) -> Manifest {
+        let (next_file, listed_to) = (self.shared.file_numbers.peek(), set.listed_to());
+        Manifest { number: 1, next_file, listed_to, segments: set.names(), user }
+    }
+
+    /// Sets how many live bytes of this log are in listed segments; the log includes them when it sizes its
+    /// next segments. 0 after opening.
+    pub fn set_listed_live_bytes(&self, bytes: u64) {
+        self.shared.lock().segments.set_listed_live_bytes(bytes);
+    }
+
+    /// The present files of the log. Whoever keeps the set can read all of them ([`Log::read_in`]), also after
+    /// they were removed, and after the log was closed.
+    pub fn segment_set(&self) -> Arc<SegmentSet> {
+        self.shared.read_view.load().set.clone()
     }
 
     /// The segment index of a sealed segment.
@@ -105,8 +118,9 @@ impl Log {
     /// [`SegmentIndexError::Absent`] if it isn't sealed (yet); otherwise as [`SegmentIndex::open`].
     pub async fn segment_index(&self, segment: u32) -> Result<SegmentIndex, SegmentIndexError> {
         let path = || segment_path(&self.shared.directory, segment);
-        let file = self.segment_file(segment);
-        let file = file.ok_or_else(|| SegmentIndexError::Absent { path: path() })?;
+        let set = self.segment_set();
+        let found = set.get(segment).filter(|found| found.name.generation == 0);
+        let file = found.ok_or_else(|| SegmentIndexError::Absent { path: path() })?.file().await?.clone();
         let epoch = match SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?) {
             Ok((header, _)) => header.epoch,
             Err(_) => return Err(SegmentIndexError::Absent { path: path() }),
@@ -125,10 +139,12 @@ impl Log {
         if self.shared.is_closed() {
             return Err((*self.shared.stop_reason().source).clone());
         }
-        let files = self.shared.read_view.load().files.clone();
-        let preallocated = reservation.next.as_ref().map(|preallocated| preallocated.file.clone());
-        for file in files.values().cloned().chain(preallocated) {
-            file.set_direct(direct).await?;
+        let set = self.segment_set();
+        for segment in set.iter() {
+            segment.stored_file().set_direct(direct).await?;
+        }
+        if let Some(preallocated) = &reservation.next {
+            preallocated.file.set_direct(direct).await?;
         }
         self.shared.direct.store(direct, Ordering::Relaxed);
         self.shared.lock().set_direct(direct);

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use settee_io::directory::DirectorySyncs;
-use settee_io::{Env, File, OpenMode};
+use settee_io::{Env, File, OpenMode, directory};
 
 use crate::error::OpenError;
+use crate::manifest::{FileNumbers, Manifest, manifest_path};
+use crate::segment_set::{ChunkCache, Segment, SegmentSet};
 
 /// Name of the lock file.
 const LOCK_FILE: &str = "lock";
@@ -25,17 +27,48 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 pub struct LogLock {
     /// `None` while there is no directory.
     pub(crate) file: Option<File>,
+    pub(crate) manifest: Option<Manifest>,
+    pub(crate) file_numbers: Arc<FileNumbers>,
     syncs: Arc<DirectorySyncs>,
 }
 
 impl LogLock {
+    /// The log's manifest, if it has one. It can't change while the directory is locked.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// The listed segments, whose files are opened when they are needed, in direct mode if `direct`. Their
+    /// chunks are kept in the cache, if there is one.
+    pub fn segment_set(
+        &self,
+        env: &Env,
+        directory: &Path,
+        direct: bool,
+        chunks: Option<&Arc<ChunkCache>>,
+    ) -> SegmentSet {
+        let mut set = SegmentSet::default();
+        let Some(manifest) = &self.manifest else { return set };
+        for name in &manifest.segments {
+            set.insert(Arc::new(Segment::new(env, directory, *name, direct).with_chunks(chunks)));
+        }
+        set.set_listed_to(manifest.listed_to);
+        set
+    }
+
+    /// The numbers of the directory's new files, for other components that create files there.
+    pub fn file_numbers(&self) -> &Arc<FileNumbers> {
+        &self.file_numbers
+    }
+
     /// The syncs of the log's directory, for other components that change the directory.
     pub fn directory_syncs(&self) -> &Arc<DirectorySyncs> {
         &self.syncs
     }
 }
 
-/// Locks a log's directory, if it exists.
+/// Locks a log's directory, if it exists, and then reads its manifest: until then another process may have
+/// changed it.
 pub(crate) async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenError> {
     let file = match lock_directory(env, directory).await {
         Err(error) if error.is_not_found() => None,
@@ -44,7 +77,20 @@ pub(crate) async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenErr
         }
         locked => Some(locked?),
     };
-    Ok(LogLock { file, syncs: Arc::new(DirectorySyncs::new(directory)) })
+    let manifest = Manifest::read(env, directory).await?;
+    match &manifest {
+        Some(manifest) => manifest.check_all_there(env, directory).await?,
+        None if file.is_some() => {
+            // A log writes its first manifest before it rewrites anything.
+            let entries = directory::list(&*env.engine, directory).await?;
+            if entries.iter().any(|entry| entry.name.ends_with(".seg")) {
+                return Err(OpenError::Missing { path: manifest_path(directory) });
+            }
+        }
+        None => {}
+    }
+    let file_numbers = Arc::new(FileNumbers::after(manifest.as_ref()));
+    Ok(LogLock { file, manifest, file_numbers, syncs: Arc::new(DirectorySyncs::new(directory)) })
 }
 
 /// Takes the lock of a directory that exists.

@@ -11,6 +11,7 @@ use crate::format::{
     SegmentHeader,
 };
 use crate::frames::{FrameReader, Remainder};
+use crate::manifest::Manifest;
 use crate::segment_name::{segment_number, segment_path};
 
 /// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
@@ -34,17 +35,23 @@ pub(super) struct Segment {
     pub header: Result<(SegmentHeader, u64), HeaderError>,
 }
 
-/// Opens the segments from number `first` on.
+/// Opens the segments that the manifest doesn't name.
 pub(super) async fn open_segments(
     env: &Env,
     directory: &Path,
-    first: u32,
+    manifest: Option<&Manifest>,
 ) -> Result<Vec<Segment>, OpenError> {
     let entries = directory::list(&*env.engine, directory).await?;
     let numbers = entries.iter().filter_map(|entry| segment_number(&entry.name));
+    let is_named = |number: &u32| manifest.is_some_and(|manifest| manifest.names_log_segment(*number));
     let mut segments = Vec::new();
-    for number in numbers.filter(|number| *number >= first) {
-        segments.push(Segment::open(env, directory, number).await?);
+    for number in numbers.filter(|number| !is_named(number)) {
+        match Segment::open(env, directory, number).await {
+            // Its last user in this process has just removed it.
+            Err(OpenError::Io(error))
+                if error.is_not_found() && manifest.is_some_and(|one| number <= one.listed_to) => {}
+            opened => segments.push(opened?),
+        }
     }
     Ok(segments)
 }
@@ -122,15 +129,16 @@ impl Segment {
         Ok(written)
     }
 
-    /// Checks that this truncated segment isn't another log's, as far as its header shows.
-    pub(super) fn check_truncated(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+    /// Checks that this segment, which the manifest covers and doesn't name, isn't another log's, as far as its
+    /// header shows.
+    pub(super) fn check_left_over(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
         // The header of a file that is about to be recycled was zeroed.
         let is_foreign = self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.log_id) != log_id;
         if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
     }
 
     /// Removes the file, or sets it aside if its header is damaged.
-    pub(super) async fn remove_truncated(
+    pub(super) async fn remove_left_over(
         &self,
         env: &Env,
         directory: &Path,
@@ -140,7 +148,11 @@ impl Segment {
         if self.header.is_err() && head.iter().any(|byte| *byte != 0) {
             return self.set_aside(env, directory, seed).await.map(drop);
         }
-        Ok(directory::remove(&*env.engine, &self.path).await?)
+        match directory::remove(&*env.engine, &self.path).await {
+            // Its last user in this process has just removed it.
+            Err(error) if error.is_not_found() => Ok(()),
+            removed => Ok(removed?),
+        }
     }
 
     /// Checks that the headers allow this segment to follow the segment `before`.

@@ -24,6 +24,11 @@ impl Shared {
         let Some(job) = state.begin_background_job() else { return };
         let shared = self.clone();
         self.env.spawn("log background job", async move {
+            // Before the reservation is locked: nobody who needs space waits for a manifest.
+            let truncated = match job {
+                BackgroundJob::Truncate => shared.edit_out_truncated().await,
+                _ => Vec::new(),
+            };
             let mut reservation = shared.reservation.lock().await;
             let _stop = shared.stop_on_panic();
             if shared.is_stopped() {
@@ -32,7 +37,7 @@ impl Shared {
             let done = match job {
                 BackgroundJob::Reserve => shared.reserve_ahead().await,
                 BackgroundJob::Preallocate => shared.preallocate(&mut reservation).await,
-                BackgroundJob::Truncate => shared.truncate(&mut reservation).await,
+                BackgroundJob::Truncate => shared.remove_segments(truncated, &mut reservation).await,
             };
             let mut refused = false;
             match done {

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. A batch is placed only in disk space that is reserved.
 //! 2. Segments below `seal_next` are sealed, or are in `unsealed` because they can't be.
-//! 3. Only segments that a persisted header excludes are removed.
+//! 3. Only segments that a persisted manifest excludes or lists are released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,9 +75,8 @@ pub(crate) struct Segments {
     all: BTreeMap<u32, SegmentMeta>,
     /// Total size of the frames in the segments before the open one.
     closed_bytes: u64,
-    /// Bytes in segments that were transferred to the caller: all their bytes, until the caller reports the
-    /// number of live ones.
-    transferred_bytes: u64,
+    /// Live bytes in listed segments, as the log's user reported.
+    listed_live_bytes: u64,
 
     /// All segments below are sealed, or are in `unsealed` because they can't be.
     seal_next: u32,
@@ -87,9 +86,9 @@ pub(crate) struct Segments {
     is_sealing: bool,
     /// Segments below this one are sealed without waiting for a pause in the writes.
     seal_soon: u32,
-    /// All segments below were removed or transferred.
+    /// All segments below were removed, or are listed in the manifest.
     oldest: u32,
-    /// The newest segment's header says that segments below this one are not needed.
+    /// Segments below this one weren't needed when the open one began.
     needed: u32,
     /// Records before this `Seq` aren't needed.
     truncate_before: u64,
@@ -100,8 +99,8 @@ impl Segments {
         continuation: Continuation,
         open: Option<OpenSegment>,
         all: BTreeMap<u32, SegmentMeta>,
+        oldest: u32,
     ) -> Segments {
-        let oldest = all.first_key_value().map_or(1, |(number, _)| *number);
         let is_closed = |number: &u32| open.as_ref().is_none_or(|open| open.number != *number);
         let closed_bytes =
             all.iter().filter(|(number, _)| is_closed(number)).map(|(_, meta)| meta.bytes).sum();
@@ -111,7 +110,7 @@ impl Segments {
             is_rolling: false,
             all,
             closed_bytes,
-            transferred_bytes: 0,
+            listed_live_bytes: 0,
             seal_next: oldest,
             unsealed: BTreeSet::new(),
             without_space: BTreeSet::new(),
@@ -214,7 +213,7 @@ impl Segments {
             epoch,
             log_id,
             is_reused,
-            oldest: self.needed,
+            oldest: self.oldest,
             first_seq: accepted.seq + 1,
             previous_end,
             previous_checksum,
@@ -239,14 +238,14 @@ impl Segments {
         self.closed_bytes + if is_in_open { accepted.offset().into() } else { 0 }
     }
 
-    /// Bytes in transferred segments.
-    pub(super) fn transferred_bytes(&self) -> u64 {
-        self.transferred_bytes
+    /// Live bytes in listed segments.
+    pub(super) fn listed_live_bytes(&self) -> u64 {
+        self.listed_live_bytes
     }
 
-    /// Sets the number of live bytes in transferred segments.
-    pub(crate) fn set_transferred_bytes(&mut self, bytes: u64) {
-        self.transferred_bytes = bytes;
+    /// Sets the number of live bytes in listed segments.
+    pub(crate) fn set_listed_live_bytes(&mut self, bytes: u64) {
+        self.listed_live_bytes = bytes;
     }
 
     /// Metadata of the segments, oldest first. The log ends at `accepted`.
@@ -326,7 +325,7 @@ impl Segments {
         }
     }
 
-    // Truncation and transfer.
+    // Truncation and release.
 
     /// Declares that records before `seq` aren't needed any more. The log ends at `accepted`.
     pub(super) fn truncate_before(&mut self, seq: u64, accepted: Watermark) {
@@ -339,35 +338,24 @@ impl Segments {
         self.oldest < self.needed && open == Some(persisted.segment())
     }
 
-    /// Removes the truncated segments from the log, if their files may be removed. Returns their numbers.
-    pub(super) fn truncate(&mut self, persisted: Position) -> Vec<u32> {
-        match self.has_truncated(persisted) {
-            true => self.remove_below(self.needed).0,
-            // The next segment has begun meanwhile, and its header isn't persisted yet.
-            false => Vec::new(),
-        }
+    /// The segments below this one are truncated, and nothing is written to them any more; `None` if there are
+    /// none.
+    pub(super) fn truncated_below(&self, persisted: Position) -> Option<u32> {
+        self.has_truncated(persisted).then_some(self.needed)
     }
 
-    /// Transfers the segments below this one. Returns whether there are any.
-    pub(crate) fn transfer(&mut self, below: u32) -> bool {
+    /// Releases the segments below this one: the manifest lists them, or excludes them.
+    pub(crate) fn release_below(&mut self, below: u32) {
         if below <= self.oldest {
-            return false;
+            return;
         }
-        assert!(below <= self.seal_next, "segment {below} or one before it isn't sealed");
-        self.transferred_bytes += self.remove_below(below).1;
-        true
-    }
-
-    /// Removes the segments below this one. Returns their numbers, and their size in bytes.
-    fn remove_below(&mut self, below: u32) -> (Vec<u32>, u64) {
         let kept = self.all.split_off(&below);
-        let removed = std::mem::replace(&mut self.all, kept);
-        let bytes = removed.values().map(|meta| meta.bytes).sum();
+        let released = std::mem::replace(&mut self.all, kept);
+        let bytes = released.values().map(|meta| meta.bytes).sum();
         self.closed_bytes = self.closed_bytes.saturating_sub(bytes);
         self.unsealed = self.unsealed.split_off(&below);
         self.without_space = self.without_space.split_off(&below);
         self.oldest = below;
-        (removed.into_keys().collect(), bytes)
     }
 
     /// The oldest segment with a record that is still needed.

@@ -8,16 +8,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use settee_io::{Damage, OperationKind};
+use settee_io::{Damage, OperationKind, directory};
 use settee_log::{
     Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, SegmentIndexBuilder, Seq,
-    Stage, Start, footer_start,
+    Manifest, SegmentName, Stage, footer_start,
 };
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
 const DIRECTORY: &str = "/data/log";
 const FIRST: &str = "/data/log/0000000001.log";
 const SECOND: &str = "/data/log/0000000002.log";
+const MANIFEST: &str = "/data/log/manifest";
 
 /// Offset of a segment's first frame.
 const FRAME_1: usize = 512;
@@ -124,21 +125,46 @@ fn open(disk: &SimDisk) -> Result<Replayed, OpenError> {
     .unwrap()
 }
 
+/// Where a log begins for its caller.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    /// The manifest covers the segments before this one.
+    first_segment: u32,
+    /// Records up to this one aren't needed.
+    after: Seq,
+}
+
 fn start(first_segment: u32, after: u64) -> Start {
     Start { first_segment, after: Seq(after) }
 }
 
-async fn opened_after(env: &settee_io::Env, start: Start) -> Result<(Log, Replayed), OpenError> {
+/// Writes a manifest that covers the segments before `first_segment`, and lists those that exist.
+async fn write_manifest(env: &settee_io::Env, disk: &SimDisk, first_segment: u32) {
+    directory::create(&*env.engine, Path::new(DIRECTORY)).await.unwrap();
+    let listed_to = first_segment.saturating_sub(1);
+    let is_there = |number: &u32| disk.read_file(path(*number)).is_some();
+    let segments = (1..=listed_to).filter(is_there).map(|number| SegmentName::of_log(number, 1, 512));
+    let manifest = Manifest { number: 1, listed_to, segments: segments.collect(), ..Manifest::default() };
+    manifest.write(env, Path::new(DIRECTORY)).await.unwrap();
+}
+
+async fn opened_after(env: &settee_io::Env, after: Seq) -> Result<(Log, Replayed), OpenError> {
     let mut replayed = Vec::new();
     let replay = |entry: EntryRef<'_>| replayed.push(entry.to_entry());
-    let opened = Log::open_after(env, Path::new(DIRECTORY), options(), start, replay).await;
+    let opened = Log::open_after(env, Path::new(DIRECTORY), options(), after, replay).await;
     opened.map(|(log, recovery)| (log, (replayed, recovery)))
 }
 
 fn open_after(disk: &SimDisk, start: Start) -> Result<Replayed, OpenError> {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
-    sim.run(async { opened_after(&env, start).await.map(|(_, replayed)| replayed) }).unwrap()
+    sim.run(async {
+        if start.first_segment > 1 && disk.read_file(MANIFEST).is_none() {
+            write_manifest(&env, disk, start.first_segment).await;
+        }
+        opened_after(&env, start.after).await.map(|(_, replayed)| replayed)
+    })
+    .unwrap()
 }
 
 fn numbers_of(entries: &[Entry]) -> Vec<u64> {
@@ -155,7 +181,7 @@ fn opening_after_any_record_and_from_any_segment_replays_the_rest() {
         let (last_seq, last_segment) = (all.last().unwrap().seq.0, all.last().unwrap().location.segment);
         assert!(last_segment > 3, "seed={seed}: {last_segment} segments");
         for first_segment in 0..=last_segment {
-            // Segments that aren't the log's may contain anything, or be missing.
+            // What listed segments contain isn't read, and some were removed.
             let mut image = image.clone();
             for segment in 1..first_segment {
                 match segment % 2 {
@@ -210,7 +236,10 @@ fn a_log_opened_after_a_checkpoint_continues() {
             let sim = Sim::with_disk(&disk);
             let env = sim.env();
             sim.run(async {
-                let (log, (replayed, _)) = opened_after(&env, start).await.unwrap();
+                if process == 0 && start.first_segment > 1 {
+                    write_manifest(&env, &disk, start.first_segment).await;
+                }
+                let (log, (replayed, _)) = opened_after(&env, start.after).await.unwrap();
                 let expected: Vec<u64> = (start.after.0 + 1..=appended).collect();
                 assert_eq!(numbers_of(&replayed), expected, "seed={seed} process={process}");
                 for entry in &replayed {
@@ -441,5 +470,7 @@ fn r20_the_segment_to_start_from_must_exist() {
     let disk = disk_of(&image, 1);
     let opened = open_after(&disk, start(last, 0));
     assert!(matches!(opened, Err(OpenError::Damaged(Damage { offset: 0, .. }))), "{opened:?}");
-    assert_eq!(self::image(&disk), image);
+    let mut after = self::image(&disk);
+    assert!(after.remove(Path::new(MANIFEST)).is_some());
+    assert_eq!(after, image);
 }

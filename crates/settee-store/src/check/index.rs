@@ -5,7 +5,7 @@ use std::ops::{Bound, RangeInclusive};
 use std::path::{Path, PathBuf};
 
 use settee_io::{File, OpenMode};
-use settee_log::Flags;
+use settee_log::{Flags, SegmentSet};
 use settee_tree::{Tree, TreeError};
 
 use super::problem::{CheckEvent, Problem, Touched};
@@ -14,7 +14,6 @@ use super::survey::Survey;
 use crate::error::StoreError;
 use crate::index::{BY_KEY, BY_SEQ, EntryView, IndexAggregates, Location, Pointer, SEQ_SIZE, decode};
 use crate::manifest::tree_name;
-use crate::segments::Segments;
 use crate::version::Live;
 
 /// Records, by the hash of their keys, of which the index has neither them nor a newer record, so far.
@@ -72,7 +71,7 @@ struct Pass<'a> {
     /// Indexes of the rows, ordered by key hash and `Seq`.
     order: Vec<u32>,
     numbers: RangeInclusive<u32>,
-    segments: &'a Segments,
+    segments: &'a SegmentSet,
     log_segments: Vec<u32>,
     totals: Option<IndexTotals>,
     problems: Vec<(Option<Location>, String, Touched)>,
@@ -299,7 +298,7 @@ impl Survey<'_> {
 
     async fn read_record(&mut self, location: Location) -> Option<settee_log::Record> {
         if let Some(segment) = self.segments.get(location.segment) {
-            return segment.read(location).await.ok();
+            return segment.read(location.seq(), location.at()).await.ok();
         }
         let path = self.context.directory.join(format!("{:010}.log", location.segment));
         let file = File::open(&self.context.env.engine, &path, OpenMode::Read).await.ok()?;

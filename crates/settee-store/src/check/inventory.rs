@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::{Damage, Env, File, OpenMode, directory};
-use settee_log::{SegmentHead, SegmentIndex, segment_head};
+use settee_log::{MANIFEST_FILE, Segment, SegmentHead, SegmentIndex, SegmentName, segment_head};
 use settee_tree::{Tree, TreeError};
 
 use super::problem::{Problem, Touched};
 use super::survey::{SegmentSource, Survey};
 use crate::error::StoreError;
 use crate::index::IndexAggregates;
-use crate::manifest::{MANIFEST_FILE, Manifest, SegmentName, tree_name};
-use crate::segments::Segment;
+use crate::manifest::{StoreManifest, tree_name};
 use crate::version::CheckpointFacts;
 
 /// Number of bytes read at once of a file that may be all zeros.
@@ -24,7 +23,7 @@ impl Survey<'_> {
     /// Reads the manifest. If it is damaged, the file names are used instead.
     pub(crate) async fn read_manifest(&mut self) -> Result<(), StoreError> {
         let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
-        match Manifest::read(&env, &directory).await {
+        match StoreManifest::read(&env, &directory).await {
             Ok(manifest) => self.manifest = manifest,
             Err(StoreError::Damaged(Damage { path, offset, what })) => {
                 let what = format!("{what}: the store can't be opened; its files are found by their names");
@@ -39,15 +38,15 @@ impl Survey<'_> {
     pub(crate) async fn find_sources(&mut self) -> Result<(), StoreError> {
         let entries = directory::list(&*self.context.env.engine, &self.context.directory).await?;
         let is_there = |name: &str| entries.iter().any(|entry| entry.name == name);
-        let first_of_log = self.manifest.as_ref().map_or(0, |manifest| manifest.first_log_segment);
-        for name in self.manifest.iter().flat_map(|manifest| manifest.segments.clone()).collect::<Vec<_>>() {
+        let first_of_log = self.manifest.as_ref().map_or(0, |manifest| manifest.log.listed_to + 1);
+        for name in self.manifest.iter().flat_map(|manifest| manifest.log.segments.clone()).collect::<Vec<_>>() {
             let path = self.context.directory.join(name.file_name());
             if !is_there(&name.file_name()) {
                 self.report(&path, 0, "it is missing: the manifest names it", Touched::Unknown);
                 continue;
             }
             let end = (name.generation == 0).then_some(name.bytes);
-            self.sources.push(SegmentSource { name, path, is_transferred: true, end });
+            self.sources.push(SegmentSource { name, path, is_listed: true, end });
         }
         if self.manifest.is_none() {
             for entry in &entries {
@@ -62,8 +61,11 @@ impl Survey<'_> {
         self.sources.sort_by_key(|source| source.name.first);
         for source in &self.sources {
             let segment = Segment::new(&self.context.env, &self.context.directory, source.name, false);
-            if source.is_transferred {
-                self.segments.insert(Arc::new(segment));
+            if source.is_listed {
+                // Without a manifest, two files may hold the same segments.
+                if !self.segments.overlaps(&source.name) {
+                    self.segments.insert(Arc::new(segment));
+                }
             } else {
                 self.log_segments.push(source.name.first);
             }
@@ -80,7 +82,7 @@ impl Survey<'_> {
         {
             name.bytes = segment_index.trailer().frames_end;
         }
-        self.sources.push(SegmentSource { name, path, is_transferred: true, end: None });
+        self.sources.push(SegmentSource { name, path, is_listed: true, end: None });
         Ok(())
     }
 
@@ -113,19 +115,19 @@ impl Survey<'_> {
         let heads = || found.iter().rev().filter_map(|(_, _, _, head)| head.as_ref().ok());
         self.log_id = heads().next().map(|head| head.log_id);
         let oldest = heads().next().map_or(0, |head| head.oldest);
-        // A store writes its first manifest before it rewrites anything.
-        let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_transferred);
+        // A log writes its first manifest before it rewrites anything.
+        let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_listed);
         if self.manifest.is_none() && self.summary.problem_count == 0 && had_one {
             let path = self.context.directory.join(MANIFEST_FILE);
-            let what = "it is missing: the log has transferred segments to the store";
+            let what = "it is missing: a segment's header, or a rewritten segment, shows that there was one";
             self.report(&path, 0, what, Touched::Unknown);
         }
-        // Older segments are not needed, and were left by a crash.
+        // Older segments were listed or removed by a manifest.
         found.retain(|(number, ..)| *number >= oldest || self.manifest.is_none());
         let first =
-            self.manifest.as_ref().map_or(1, |manifest| manifest.first_log_segment).max(oldest).max(1);
+            self.manifest.as_ref().map_or(1, |manifest| manifest.log.listed_to + 1).max(oldest).max(1);
         let mut expected = found.first().map_or(first, |(number, ..)| *number.min(&first));
-        if found.is_empty() && self.manifest.as_ref().is_some_and(|manifest| manifest.number > 0) {
+        if found.is_empty() && self.manifest.is_some() {
             let path = self.context.directory.join(format!("{first:010}.log"));
             self.report(&path, 0, "it is missing: the log continues there", Touched::Unknown);
         }
@@ -145,8 +147,8 @@ impl Survey<'_> {
                 end = self.end_by_trailer(&path, number, epoch).await?;
             }
             let name =
-                SegmentName { first: number, last: number, generation: 0, epoch, bytes: 0, clean_to: 0 };
-            self.sources.push(SegmentSource { name, path, is_transferred: false, end });
+                SegmentName::of_log(number, epoch, 0);
+            self.sources.push(SegmentSource { name, path, is_listed: false, end });
         }
         Ok(())
     }
@@ -164,7 +166,7 @@ impl Survey<'_> {
 
     /// Opens the tree, and reports problems of its roots.
     pub(crate) async fn open_tree(&mut self) -> Result<(), StoreError> {
-        let mut number = self.manifest.as_ref().and_then(|manifest| manifest.tree);
+        let mut number = self.manifest.as_ref().and_then(|manifest| manifest.section.tree);
         if self.manifest.is_none() {
             let entries = directory::list(&*self.context.env.engine, &self.context.directory).await?;
             number = entries.iter().filter_map(|entry| entry.name.strip_suffix(".tree")?.parse().ok()).max();
@@ -173,7 +175,7 @@ impl Survey<'_> {
         self.tree_number = number;
         let path = self.context.directory.join(tree_name(number));
         let mut options = self.context.tree_options(&[0; 16]);
-        options.incarnation = self.manifest.as_ref().map(|manifest| manifest.incarnation);
+        options.incarnation = self.manifest.as_ref().map(|manifest| manifest.section.incarnation);
         let aggregates = IndexAggregates(self.context.options.aggregate);
         let all_index = || Touched::IndexOf(Vec::new(), None);
         let tree = match Tree::open(&self.context.env, &path, options, aggregates).await {

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use settee_io::{File, ReadAt, ReadPolicy};
-use settee_log::{Entry, Location, Record, RecordRef, SegmentIndex, Seq, footer_start};
+use settee_log::{
+    Entry, Location, Record, RecordRef, Segment, SegmentIndex, Seq, SparseBlockIndex, footer_start,
+};
 
 use super::problem::Touched;
 use super::row::RecordRow;
 use super::salvage::{SalvageOut, Salvaged};
 use super::segment_index::{Missed, compare_keys, segment_index_problem};
 use super::survey::{SegmentSource, Survey};
-use crate::error::{ReadError, StoreError};
-use crate::segments::{Segment, SparseBlockIndex, address};
+use crate::error::StoreError;
 
 /// Number of bytes of a rewritten segment read at once.
 const READ_BYTES: u64 = 1 << 20;
@@ -50,7 +51,7 @@ impl Survey<'_> {
             if let Some((entry, checksum)) = next {
                 let length = u64::from(entry.location.length);
                 block_index
-                    .push(address(entry.location.segment, entry.location.offset), entry.location.length);
+                    .push(entry.location);
                 rows.push(RecordRow::of_entry(&entry, checksum));
                 batch.push((entry.to_entry(), checksum, file_offset));
                 file_offset += length;
@@ -132,7 +133,7 @@ impl Survey<'_> {
                 let what = "its block index doesn't match its records: records can't be found";
                 self.report(&source.path, records_end, what, Touched::Unknown);
             }
-            Err(ReadError::Io(error)) => return Err(error.into()),
+            Err(settee_log::ReadError::Io(error)) => return Err(error.into()),
             Err(error) => {
                 let what = format!("its block index can't be read, so no record can be found ({error})");
                 self.report(&source.path, records_end, what, Touched::Unknown);

@@ -36,7 +36,7 @@ impl Survey<'_> {
             return Ok(None);
         }
         match error {
-            SegmentIndexError::Absent { .. } if !source.is_transferred => {
+            SegmentIndexError::Absent { .. } if !source.is_listed => {
                 // Not sealed yet: nothing may be written there.
                 let length = file.length().await?;
                 let start = footer_start(frames_end);

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::Env;
+use settee_log::{SegmentName, SegmentSet};
 use settee_tree::{NodeCache, Tree};
 
 use super::problem::{CheckEvent, CheckSummary, Problem, Touched};
 use crate::index::IndexAggregates;
-use crate::manifest::{Manifest, SegmentName};
+use crate::manifest::StoreManifest;
 use crate::options::StoreOptions;
-use crate::segments::Segments;
 use crate::shared::StoreContext;
 use crate::version::CheckpointFacts;
 
@@ -22,8 +22,8 @@ const CACHE_BYTES: usize = 8 << 20;
 pub(super) struct SegmentSource {
     pub(super) name: SegmentName,
     pub(super) path: PathBuf,
-    /// Whether it is the store's, no longer the log's.
-    pub(super) is_transferred: bool,
+    /// Whether the manifest lists it.
+    pub(super) is_listed: bool,
     /// Where its frames end.
     pub(super) end: Option<u64>,
 }
@@ -33,13 +33,13 @@ pub(crate) struct Survey<'a> {
     pub(crate) context: StoreContext,
     pub(super) on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     pub(crate) summary: CheckSummary,
-    pub(crate) manifest: Option<Manifest>,
+    pub(crate) manifest: Option<StoreManifest>,
     /// In the order of the log.
     pub(super) sources: Vec<SegmentSource>,
-    pub(super) segments: Segments,
+    pub(super) segments: SegmentSet,
     pub(super) log_id: Option<[u8; 16]>,
     pub(crate) tree: Option<Tree<IndexAggregates>>,
-    pub(super) tree_number: u64,
+    pub(super) tree_number: u32,
     pub(super) log_segments: Vec<u32>,
     pub(super) facts: Option<CheckpointFacts>,
     pub(super) done_bytes: u64,
@@ -66,7 +66,7 @@ impl<'a> Survey<'a> {
             summary: CheckSummary::default(),
             manifest: None,
             sources: Vec::new(),
-            segments: Segments::default(),
+            segments: SegmentSet::default(),
             log_id: None,
             tree: None,
             tree_number: 0,

@@ -8,14 +8,14 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_io::{directory, yield_now};
+use settee_io::{yield_now};
 use settee_tree::{Change, Root, Scan, Tree, TreeBuilder, TreeError};
 
 use super::cost::is_whole_cheaper;
 use super::input::{Changes, CheckpointInput};
 use crate::error::{ReadError, StoreError};
 use crate::index::{self, BY_SEQ, EntryView, IndexAggregates, Pointer};
-use crate::manifest::{Manifest, tree_name};
+use crate::manifest::{StoreSection, tree_name};
 use crate::shared::StoreContext;
 use crate::version::{CheckpointFacts, CheckpointTree, Live};
 
@@ -87,12 +87,12 @@ fn decide(
 }
 
 impl StoreContext {
-    /// Merges the memtables into the tree, and commits its root. `manifest` names the tree then; the caller
+    /// Merges the memtables into the tree, and commits its root. `section` names the tree then; the caller
     /// installs it.
     pub(super) async fn merge(
         &self,
         input: &CheckpointInput,
-        manifest: &mut Manifest,
+        section: &mut StoreSection,
     ) -> Result<(CheckpointTree, CheckpointFacts, Checkpoint), StoreError> {
         let key_count = input.key_count();
         let mut live_counter = LiveCounter { live: (*input.checkpoint.live).clone() };
@@ -122,18 +122,13 @@ impl StoreContext {
                 }
             }
         }
-        let number = manifest.tree.unwrap_or(0) + 1;
+        let number = self.new_file_number();
         let path = self.directory.join(tree_name(number));
-        match directory::remove(&*self.env.engine, &path).await {
-            // Left by a failed checkpoint.
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
-        }
-        match self.write_tree(&path, &manifest.incarnation, input, live_counter).await {
+        match self.write_tree(&path, &section.incarnation, input, live_counter).await {
             Ok((tree, facts)) => {
-                manifest.tree = Some(number);
-                let root = tree.root();
-                Ok((CheckpointTree { number, tree, root }, facts, done(true)))
+                section.tree = Some(number);
+                let tree = CheckpointTree::new(&self.env, number, path, tree);
+                Ok((tree, facts, done(true)))
             }
             Err(error) => {
                 // It may have used the last free space.

@@ -7,38 +7,43 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use settee_io::Damage;
-use settee_log::{Files, Log, SegmentInfo, Seq, scan_segment};
+use settee_log::{Log, Segment, SegmentInfo, SegmentSet, Seq, scan_segment};
 
 use super::input::CheckpointInput;
 use crate::error::{ReadError, StoreError};
 use crate::index::Location;
-use crate::manifest::{Manifest, tree_name};
+use crate::manifest::{StoreSection, tree_name};
 use crate::memtable::Memtable;
-use crate::segments::{Segment, Segments};
 use crate::shared::StoreContext;
 use crate::version::{CheckpointFacts, CheckpointState, CheckpointTree, NewRecord, PreviousEntry, Version};
 
+/// What a tree is rebuilt from.
+pub(crate) enum RebuildSource<'a> {
+    /// The listed segments of a log that isn't open yet.
+    Listed(&'a SegmentSet),
+    /// The log up to a `Seq` that it has reached.
+    Log(&'a Log, u64),
+}
+
 impl StoreContext {
-    /// Builds a tree from the segments, and from the log up to a `Seq` that it has reached, if that is given.
-    /// `manifest` names the tree then; the caller installs it.
+    /// Builds a tree. `section` names it then; the caller installs it.
     pub(crate) async fn rebuild(
         &self,
-        manifest: &mut Manifest,
-        segments: &Arc<Segments>,
-        log: Option<(&Log, u64)>,
+        section: &mut StoreSection,
+        source: RebuildSource<'_>,
     ) -> Result<(Option<CheckpointTree>, CheckpointFacts), StoreError> {
-        let checkpoint = CheckpointState::new(None, &CheckpointFacts::default(), segments.clone()).await?;
+        let checkpoint = CheckpointState::new(None, &CheckpointFacts::default()).await?;
         let version = Version {
             memtable: Memtable::new(1),
             immutable: Arc::default(),
             checkpoint: Arc::new(checkpoint),
-            files: Default::default(),
+            set: Arc::default(),
             last_seq: 0,
             last_in_seq_index: 0,
         };
-        let mut rebuild = Rebuild { context: self, manifest, version, facts: CheckpointFacts::default() };
-        let built = rebuild.take_all(segments, log).await;
-        let Rebuild { manifest, version, mut facts, .. } = rebuild;
+        let mut rebuild = Rebuild { context: self, section, version, facts: CheckpointFacts::default() };
+        let built = rebuild.take_all(source).await;
+        let Rebuild { section, version, mut facts, .. } = rebuild;
         let tree = version.checkpoint.tree.clone();
         if let Err(error) = built {
             if let Some(tree) = tree {
@@ -47,8 +52,8 @@ impl StoreContext {
             return Err(error);
         }
         self.rebuild_count.fetch_add(1, Ordering::Relaxed);
-        manifest.tree = tree.as_ref().map(|tree| tree.number);
-        facts.last_in_seq_index = facts.last_in_seq_index.max(manifest.last_in_seq_index);
+        section.tree = tree.as_ref().map(|tree| tree.number);
+        facts.last_in_seq_index = facts.last_in_seq_index.max(section.last_in_seq_index);
         Ok((tree, facts))
     }
 }
@@ -56,25 +61,38 @@ impl StoreContext {
 /// A tree that is built from the segments step by step, with bounded memory.
 struct Rebuild<'a> {
     context: &'a StoreContext,
-    manifest: &'a mut Manifest,
+    section: &'a mut StoreSection,
     version: Version,
     facts: CheckpointFacts,
 }
 
 impl Rebuild<'_> {
-    async fn take_all(&mut self, segments: &Segments, log: Option<(&Log, u64)>) -> Result<(), StoreError> {
-        let all = segments.iter().count();
-        for (index, segment) in segments.iter().enumerate() {
+    async fn take_all(&mut self, source: RebuildSource<'_>) -> Result<(), StoreError> {
+        // In this order: a segment that is listed meanwhile is in the set.
+        let infos = match source {
+            RebuildSource::Listed(_) => Vec::new(),
+            RebuildSource::Log(log, _) => log.segment_infos(),
+        };
+        let pinned;
+        let (listed, log) = match source {
+            RebuildSource::Listed(set) => (set, None),
+            RebuildSource::Log(log, up_to) => {
+                pinned = log.segment_set();
+                (&*pinned, Some((log, up_to)))
+            }
+        };
+        let all = listed.listed().count();
+        for (index, segment) in listed.listed().enumerate() {
             tracing::info!(segment = %segment.path().display(), "{} of {all}: reading its segment index", index + 1);
             self.take_segment_index(segment).await?;
             self.step(false).await?;
         }
         if let Some((log, up_to)) = log {
-            let (known, files) = (log.segment_infos(), log.files());
             // Then everything accepted by now is in the files.
             log.flush().await?;
-            for known in known.iter().filter(|known| known.first_seq.0 <= up_to) {
-                self.take_frames(known, &files, up_to).await?;
+            let is_unlisted = |info: &&SegmentInfo| info.number > listed.listed_to();
+            for info in infos.iter().filter(is_unlisted).filter(|info| info.first_seq.0 <= up_to) {
+                self.take_frames(info, listed, up_to).await?;
                 self.step(false).await?;
             }
         }
@@ -98,17 +116,17 @@ impl Rebuild<'_> {
     async fn take_frames(
         &mut self,
         known: &SegmentInfo,
-        files: &Files,
+        set: &SegmentSet,
         up_to: u64,
     ) -> Result<(), StoreError> {
         let rules = self.context.options.rules();
         let last = known.last_seq.0.min(up_to);
-        // If missing: transferred or removed. Neither happens during a rebuild.
-        let Some(file) = files.get(known.number).filter(|_| last >= known.first_seq.0) else { return Ok(()) };
+        let Some(segment) = set.get(known.number).filter(|_| last >= known.first_seq.0) else { return Ok(()) };
+        let file = segment.file().await?;
         tracing::info!(segment = %file.path().display(), "reading its frames");
         let mut reached = 0;
         let version = &mut self.version;
-        let scanned = scan_segment(&file, known.number, known.frame_bytes, |at, record| {
+        let scanned = scan_segment(file, known.number, known.frame_bytes, |at, record| {
             if record.seq.0 > up_to {
                 return;
             }
@@ -132,26 +150,25 @@ impl Rebuild<'_> {
 
     /// Merges the memtable into the tree if it is large, or if this is the last step.
     async fn step(&mut self, is_last: bool) -> Result<(), StoreError> {
-        let Rebuild { context, manifest, version, facts } = self;
+        let Rebuild { context, section, version, facts } = self;
         if !is_last && version.memtable.bytes() < context.options.memory_bytes_max / 2 {
             return Ok(());
         }
         version.backfill_all(context.options.aggregate).await?;
         // The last record of the seq index may have been replaced and compacted away since: the root records
         // it nevertheless.
-        version.last_in_seq_index = version.last_in_seq_index.max(manifest.last_in_seq_index);
+        version.last_in_seq_index = version.last_in_seq_index.max(section.last_in_seq_index);
         let input = CheckpointInput::of(version);
         if input.is_empty() {
             return Ok(());
         }
         let replaced = version.checkpoint.tree.as_ref().map(|tree| tree.number);
-        let (tree, new_facts, _) = context.merge(&input, manifest).await?;
+        let (tree, new_facts, _) = context.merge(&input, section).await?;
         let replaced = replaced.filter(|number| *number != tree.number);
-        let checkpoint =
-            CheckpointState::new(Some(tree), &new_facts, version.checkpoint.segments.clone()).await?;
+        let checkpoint = CheckpointState::new(Some(tree), &new_facts).await?;
         *facts = new_facts;
-        let files = version.files.clone();
-        version.set_checkpoint(&Arc::new(checkpoint), &files, input.generation);
+        let set = version.set.clone();
+        version.set_files(Some((&Arc::new(checkpoint), input.generation)), &set);
         if let Some(number) = replaced {
             context.remove_file(&context.directory.join(tree_name(number))).await;
         }

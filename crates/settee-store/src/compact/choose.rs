@@ -18,8 +18,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
+use settee_log::{Segment, SegmentSet};
+
 use super::copy::COPY_BYTES;
-use crate::segments::Segment;
 use crate::version::{CheckpointState, Live};
 
 /// Number of segments that a store's live bytes are divided into.
@@ -134,8 +135,8 @@ pub(super) struct Overview {
 
 impl Overview {
     /// Collects what is known in memory. With `drops_tombstones` (a failpoint) no tombstone has to stay.
-    pub(super) fn new(checkpoint: &CheckpointState, drops_tombstones: bool) -> Overview {
-        let segments: Vec<Arc<Segment>> = checkpoint.segments.iter().cloned().collect();
+    pub(super) fn new(checkpoint: &CheckpointState, set: &SegmentSet, drops_tombstones: bool) -> Overview {
+        let segments: Vec<Arc<Segment>> = set.listed().cloned().collect();
         let mut facts: Vec<SegmentFacts> =
             segments.iter().map(|segment| SegmentFacts::new(segment, checkpoint)).collect();
         let mut tombstones_to = checkpoint.seq;

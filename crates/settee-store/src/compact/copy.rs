@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use settee_io::{Damage, File, OpenMode, ReadAt, ReadPolicy, directory};
-use settee_log::{Entry, EntryRef, Flags, Record, SegmentIndexBuilder, footer_start};
+use settee_log::{
+    Entry, EntryRef, Flags, Record, Segment, SegmentContents, SegmentIndexBuilder, SegmentName, SparseBlockIndex,
+    footer_start,
+};
 use tokio::sync::SemaphorePermit;
 
 use super::kept_records::Plan;
 use crate::error::StoreError;
 use crate::failpoints::Failpoint;
-use crate::manifest::SegmentName;
-use crate::segments::{Contents, Segment, SparseBlockIndex, address};
 use crate::shared::Shared;
 
 /// Number of bytes copied at once.
@@ -38,7 +39,7 @@ pub(super) struct SegmentCopy<'a> {
     written: u64,
     block_index: SparseBlockIndex,
     segment_index: SegmentIndexBuilder,
-    contents: Contents,
+    contents: SegmentContents,
     tombstone_bytes: u64,
     /// The permit for background work, released while it sleeps.
     background_permit: Option<SemaphorePermit<'a>>,
@@ -60,7 +61,7 @@ impl<'a> SegmentCopy<'a> {
             written: 0,
             block_index: SparseBlockIndex::default(),
             segment_index: SegmentIndexBuilder::covering(name.first, name.last, name.epoch),
-            contents: Contents::default(),
+            contents: SegmentContents::default(),
             tombstone_bytes: 0,
             background_permit: Some(background_permit),
             name,
@@ -116,7 +117,7 @@ impl<'a> SegmentCopy<'a> {
             }
             let is_lost = self.shared.context.options.is_enabled(Failpoint::RemapLost);
             let offset = if is_lost { 0 } else { entry.location.offset };
-            self.block_index.push(address(entry.location.segment, offset), entry.location.length);
+            self.block_index.push(settee_log::Location { offset, ..entry.location });
             let Entry { seq, flags, key, meta, location } = &entry;
             let entry_ref = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
             self.segment_index.push(entry_ref, record.checksum());
@@ -162,17 +163,11 @@ impl<'a> SegmentCopy<'a> {
         self.shared.context.sync_directory().await?;
         let name = SegmentName { bytes, ..self.name };
         let shared = self.shared;
-        let segment = Segment::new(
-            &shared.context.env,
-            &shared.context.directory,
-            name,
-            shared.context.options.log.direct,
-        );
         if shared.context.options.log.direct {
             self.file.set_direct(true).await?;
         }
+        let segment = Segment::rewritten(&shared.context.env, name, self.file, self.block_index);
         let segment = segment.with_chunks(shared.context.chunks.as_ref());
-        let segment = segment.with_file(self.file).with_block_index(self.block_index);
         Ok(Some(Arc::new(segment.with_contents(self.contents, self.tombstone_bytes))))
     }
 }

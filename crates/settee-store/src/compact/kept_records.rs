@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use settee_io::yield_now;
-use settee_log::{Flags, SegmentIndex};
+use settee_log::{Flags, Segment, SegmentIndex};
 
 use crate::error::{ReadError, StoreError};
 use crate::index::{BY_KEY, decode};
-use crate::segments::Segment;
 use crate::version::{CheckpointState, CheckpointTree, Version};
 
 /// Number of keys looked up in the tree at once.

@@ -5,7 +5,7 @@ use settee_log::Seq;
 /// Largest number of records that make up a key's value, the base value included.
 pub const OPERAND_COUNT_MAX: usize = 32;
 
-/// Where the log first stored a record. It never changes; after compaction `segments` translates it.
+/// Where the log first stored a record. It never changes; after compaction the rewritten segment translates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The update number.
@@ -22,6 +22,12 @@ impl Location {
     /// The location of the record `seq`, which the log found at `at`.
     pub(crate) fn in_log(seq: Seq, at: settee_log::Location) -> Location {
         Location { seq: seq.0, segment: at.segment, offset: at.offset, length: at.length }
+    }
+
+    /// Where the log first stored the record.
+    pub(crate) fn at(&self) -> settee_log::Location {
+        let Location { segment, offset, length, .. } = *self;
+        settee_log::Location { segment, offset, length }
     }
 
     /// The record's update number.

@@ -23,13 +23,12 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use settee_log::Record;
+use settee_log::{CHUNK_BYTES, Record};
 
 use super::snapshot::Snapshot;
 use crate::budget::TakenBytes;
 use crate::error::ReadError;
 use crate::index::Location;
-use crate::segments::CHUNK_BYTES;
 
 /// Largest number of rows in a window.
 pub const READ_AHEAD_ROWS_MAX: usize = 256;

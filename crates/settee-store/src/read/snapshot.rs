@@ -7,7 +7,6 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use settee_io::Damage;
 use settee_log::{Log, Record, Seq};
 
 use super::order::Order;
@@ -85,22 +84,7 @@ impl Snapshot {
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
-        let Location { segment, offset, length, .. } = location;
-        if let Some(segment) = self.version.checkpoint.segments.get(segment) {
-            return segment.read(location).await;
-        }
-        let in_log = settee_log::Location { segment, offset, length };
-        Snapshot::expect(self.log.read_in(&self.version.files, in_log).await?, location)
-    }
-
-    /// Checks that a record read from the log is the one that the location names.
-    pub(crate) fn expect(record: Record, location: Location) -> Result<Record, ReadError> {
-        if record.seq() == location.seq() {
-            return Ok(record);
-        }
-        let path = format!("segment {}", location.segment).into();
-        let what = "it holds another record there";
-        Err(ReadError::Damaged(Damage { path, offset: location.offset.into(), what }))
+        Ok(self.log.read_in(&self.version.set, location.seq(), location.at()).await?)
     }
 
     /// Reads the records that make up a value, as [`Entry::pointers`] returns them, each with a read of its

@@ -6,11 +6,11 @@ use std::sync::{Arc, OnceLock};
 
 use settee_io::Env;
 use settee_io::directory::{self, DirectorySyncs};
+use settee_log::{ChunkCache, FileNumbers};
 use settee_tree::{NodeCache, TreeOptions};
 
 use crate::budget::ReadAheadBudget;
 use crate::options::StoreOptions;
-use crate::segments::ChunkCache;
 
 /// Bytes read ahead by the scans of a store that was given no budget.
 const OWN_READ_AHEAD_BYTES: u64 = 16 << 20;
@@ -29,6 +29,8 @@ pub(crate) struct StoreContext {
     pub write_lookup_count: Arc<AtomicU64>,
     /// Syncs of the store's directory, shared with the log once the log is locked.
     pub syncs: OnceLock<Arc<DirectorySyncs>>,
+    /// Numbers of new files, shared with the log.
+    pub file_numbers: OnceLock<Arc<FileNumbers>>,
 }
 
 impl StoreContext {
@@ -54,7 +56,13 @@ impl StoreContext {
             rebuild_count,
             write_lookup_count,
             syncs,
+            file_numbers: OnceLock::new(),
         }
+    }
+
+    /// A number for the name of a new file.
+    pub(crate) fn new_file_number(&self) -> u32 {
+        self.file_numbers.get_or_init(Arc::default).next()
     }
 
     pub(crate) fn syncs(&self) -> Arc<DirectorySyncs> {

@@ -1,43 +1,45 @@
-//! The set of files: replacing the manifest, and installing the checkpoint state that matches it.
+//! The set of files: editing its list, and installing checkpoint states and sets in the versions.
 //!
 //! Invariants:
-//! 1. Once the manifest is replaced, nothing can fail before all versions have the new checkpoint state.
-//! 2. After a sync of the directory failed, or it is unknown which manifest is durable, no file is changed.
+//! 1. Once the manifest names a new tree, nothing can fail before all versions have its checkpoint state.
+//! 2. A segment is listed, or left out by a rewrite, only as of a checkpoint that all versions have: so every
+//!    version that can still be written or published may be given the log's present set.
+//! 3. After a sync of the directory failed, or it is unknown which manifest is durable, no file is changed.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use settee_io::OperationKind;
+use settee_log::Edit;
 
 use super::state::Shared;
 use crate::error::StoreError;
-use crate::manifest::Manifest;
+use crate::manifest::StoreSection;
 use crate::version::CheckpointState;
 
 impl Shared {
     /// Checks that the store's files may be changed. They may not once the log has stopped: if a sync of the
     /// directory failed, names may be lost that the next manifest would rely on.
     pub(crate) fn check_files(&self) -> Result<(), StoreError> {
-        self.log.health()?;
-        self.files.error.get().cloned().map_or(Ok(()), Err)
+        self.log.check_editable()?;
+        match self.is_broken() {
+            true => Err(self.panicked()),
+            false => Ok(()),
+        }
     }
 
-    /// Replaces the manifest.
-    pub(crate) async fn replace_manifest(
+    /// Edits the list of files. `change` makes the store's next section from the present one. Returns false if
+    /// there was nothing to change.
+    pub(crate) async fn edit(
         &self,
-        manifest: &mut Manifest,
-        next: Manifest,
-    ) -> Result<(), StoreError> {
-        assert!(next.number == manifest.number + 1, "manifest {} after {}", next.number, manifest.number);
-        assert!(next.first_log_segment >= manifest.first_log_segment, "the log gets a segment back");
-        if let Some(what) = next.violated_invariant() {
-            panic!("the next manifest is invalid: {what}");
-        }
-        let (env, directory) = (&self.context.env, &self.context.directory);
-        next.prepare(env, directory).await?;
-        // Another sync of the directory may have failed meanwhile.
-        self.check_files()?;
+        edit: Edit<'_>,
+        change: impl FnOnce(StoreSection) -> StoreSection + Send,
+    ) -> Result<bool, StoreError> {
+        let user = |text: &str| {
+            let present = StoreSection::decode(text).expect("the store wrote it, and opening checked it");
+            change(present).encode()
+        };
         // While the directory sync is retried (no free descriptor), waiting writers are refused.
         let has_waited = AtomicBool::new(false);
         let keep_trying = |error: &settee_io::Error| {
@@ -45,28 +47,28 @@ impl Shared {
             self.note_checkpoint_error(Some(error.clone().into()));
             !self.is_closed()
         };
-        match Manifest::replace(env, directory, &self.context.syncs(), keep_trying).await {
-            Ok(()) => {
-                if has_waited.into_inner() {
-                    self.note_checkpoint_error(None);
-                }
-                *manifest = next;
-            }
-            // It is unknown which of the two manifests is durable: no file that either names may change.
-            Err(error) => {
-                let _ = self.files.error.set(error.clone());
-                return Err(self.failed_sync(error));
-            }
+        let edited = self.log.edit(Edit { user: Some(Box::new(user)), ..edit }, keep_trying).await;
+        if edited.is_ok() && has_waited.into_inner() {
+            self.note_checkpoint_error(None);
         }
-        Ok(())
+        Ok(edited?)
     }
 
-    /// Installs a checkpoint state in all versions.
+    /// Installs a checkpoint state, and the log's present set, in all versions.
     pub(crate) async fn install_checkpoint(&self, checkpoint: Arc<CheckpointState>, generation: u64) {
+        self.install(Some((&checkpoint, generation))).await;
+    }
+
+    /// Installs the log's present set in all versions.
+    pub(crate) async fn install_set(&self) {
+        self.install(None).await;
+    }
+
+    async fn install(&self, checkpoint: Option<(&Arc<CheckpointState>, u64)>) {
         let mut accepted = self.versions.accepted.lock().await;
-        let files = self.log.files();
-        accepted.set_checkpoint(&checkpoint, &files, generation);
-        let replaced = self.install_published(&checkpoint, &files, generation);
+        let set = self.log.segment_set();
+        accepted.set_files(checkpoint, &set);
+        let replaced = self.install_published(checkpoint, &set);
         self.record_memory(&accepted);
         let shown = self.versions.published.load().last_seq;
         assert!(shown <= accepted.last_seq, "Seq {shown} is shown, {} accepted", accepted.last_seq);

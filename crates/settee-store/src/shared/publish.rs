@@ -1,8 +1,9 @@
 //! Publishing versions: accepted ones are queued until they are persisted, then snapshots show them.
 
-use std::sync::{Arc, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, PoisonError, Weak};
 
-use settee_log::{Appended, Files, Seq, Stage, Stopped};
+use settee_log::{Appended, SegmentSet, Seq, Stage, Stopped};
 
 use super::state::Shared;
 use crate::batch::Batch;
@@ -24,7 +25,7 @@ impl Shared {
         Snapshot { log, version, aggregate, read_ahead, lookup: None }
     }
 
-    /// The newest checkpoint state. It does not change while the manifest is locked.
+    /// The newest checkpoint state. It does not change while a checkpoint is excluded.
     pub(crate) fn checkpoint_state(&self) -> Arc<CheckpointState> {
         self.versions.published.load().checkpoint.clone()
     }
@@ -54,7 +55,7 @@ impl Shared {
         }
         assert!(version.last_seq == appended.last_seq.0, "the index lacks records of a batch");
         version.check();
-        version.files = self.log.files();
+        version.set = self.log.segment_set();
         let queued = (appended.group, version.clone());
         {
             let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,22 +100,29 @@ impl Shared {
         drop((shown, previous));
     }
 
-    /// Installs a checkpoint state in the published version and in the queued ones. Returns the version it
-    /// replaced.
+    /// Installs a set, and a checkpoint state if one is given, in the published version and in the queued ones.
+    /// Returns the version it replaced.
     pub(super) fn install_published(
         &self,
-        checkpoint: &Arc<CheckpointState>,
-        files: &Files,
-        generation: u64,
+        checkpoint: Option<(&Arc<CheckpointState>, u64)>,
+        set: &Arc<SegmentSet>,
     ) -> Arc<Version> {
         let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.iter_mut().for_each(|(_, version)| version.set_checkpoint(checkpoint, files, generation));
+        queue.iter_mut().for_each(|(_, version)| version.set_files(checkpoint, set));
         let mut newest = (**self.versions.published.load()).clone();
+        let now = self.context.env.clock.now();
         let mut replaced = self.counters.replaced.lock().unwrap_or_else(PoisonError::into_inner);
-        replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
-        replaced.push((Arc::downgrade(&newest.checkpoint), self.context.env.clock.now()));
+        replaced.retain(|(part, _)| part.strong_count() > 0);
+        if !Arc::ptr_eq(&newest.set, set) {
+            let part: Weak<dyn Any + Send + Sync> = Arc::<SegmentSet>::downgrade(&newest.set);
+            replaced.push((part, now));
+        }
+        if checkpoint.is_some() {
+            let part: Weak<dyn Any + Send + Sync> = Arc::<CheckpointState>::downgrade(&newest.checkpoint);
+            replaced.push((part, now));
+        }
         drop(replaced);
-        newest.set_checkpoint(checkpoint, files, generation);
+        newest.set_files(checkpoint, set);
         self.versions.published.swap(Arc::new(newest))
     }
 

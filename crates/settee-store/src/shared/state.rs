@@ -1,8 +1,9 @@
 //! The state of an open store: its parts and their locks, its closing, and what a panic does.
 
+use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -12,19 +13,21 @@ use tokio::sync::{Notify, watch};
 
 use super::context::StoreContext;
 use crate::error::StoreError;
-use crate::manifest::Manifest;
+use crate::manifest::StoreSection;
 use crate::options::StoreStats;
-use crate::version::{CheckpointState, Version};
+use crate::version::Version;
 
 /// The state of an open store.
 ///
 /// Lock order: a task that holds one of these locks takes only later ones. They are `files.compacting`,
-/// `files.manifest`, `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and
+/// `files.section`, `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and
 /// `memory`, or the log's. Only the first three are held across an await. A task may wait for a background
-/// permit while it holds `files.manifest`, so no task locks the manifest while it holds such a permit.
+/// permit while it holds `files.section`, so no task locks that while it holds such a permit.
 pub(crate) struct Shared {
     pub context: StoreContext,
     pub log: Arc<Log>,
+    /// Incarnation of the tree.
+    pub incarnation: [u8; 16],
     pub versions: Versions,
     pub files: StoreFiles,
     pub jobs: Jobs,
@@ -57,10 +60,8 @@ pub(crate) struct StoreFiles {
     /// Locked during compaction: no other task removes a segment. Contains the segments that could not be
     /// read, each by the last number in its name.
     pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
-    /// Locked while the set of files is changed, until the checkpoint state that matches it is installed.
-    pub manifest: tokio::sync::Mutex<Manifest>,
-    /// Why files may no longer be changed.
-    pub error: OnceLock<StoreError>,
+    /// The store's section of the manifest, as far as checkpoints change it. Locked while a checkpoint is made.
+    pub section: tokio::sync::Mutex<StoreSection>,
 }
 
 /// The background jobs. A flag of a job is set while one of that kind runs, or waits.
@@ -68,8 +69,8 @@ pub(crate) struct StoreFiles {
 pub(crate) struct Jobs {
     pub is_checkpointing: AtomicBool,
     pub is_compacting: AtomicBool,
-    /// A task waits for the log to seal segments that are to be transferred.
-    pub is_transferring: AtomicBool,
+    /// A task waits for the log to seal segments that are to be listed.
+    pub is_listing: AtomicBool,
     /// A commit read a damaged node of the tree: the next checkpoint rebuilds the tree.
     pub is_index_damaged: AtomicBool,
 }
@@ -90,17 +91,18 @@ pub(super) struct Memory {
 pub(super) struct Counters {
     /// Counters of background work.
     pub jobs: Mutex<StoreStats>,
-    /// Replaced checkpoint states that may still be in use, with the time of their replacement.
-    pub replaced: Mutex<Vec<(Weak<CheckpointState>, Duration)>>,
+    /// Replaced checkpoint states and sets that may still be in use, with the time of their replacement.
+    pub replaced: Mutex<Vec<(Weak<dyn Any + Send + Sync>, Duration)>>,
 }
 
 impl Shared {
     /// The state of a store that was just opened, with its only version.
-    pub(crate) fn new(context: StoreContext, log: Log, manifest: Manifest, version: Version) -> Arc<Shared> {
+    pub(crate) fn new(context: StoreContext, log: Log, section: StoreSection, version: Version) -> Arc<Shared> {
         assert!(version.immutable.is_empty(), "replay fills one memtable");
         let shared = Shared {
             context,
             log: Arc::new(log),
+            incarnation: section.incarnation,
             versions: Versions {
                 published_seq: watch::Sender::new(version.last_seq),
                 published: ArcSwap::from_pointee(version.clone()),
@@ -109,8 +111,7 @@ impl Shared {
             },
             files: StoreFiles {
                 compacting: Default::default(),
-                manifest: tokio::sync::Mutex::new(manifest),
-                error: OnceLock::new(),
+                section: tokio::sync::Mutex::new(section),
             },
             jobs: Jobs::default(),
             memory: Memory::default(),
@@ -142,7 +143,6 @@ impl Shared {
     pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
         OnPanic(|| {
             self.is_broken.store(true, Ordering::Release);
-            let _ = self.files.error.set(self.panicked());
             self.log.stop(settee_io::Error::Panicked { path: self.context.directory.as_path().into() });
             self.status_changed.notify_waiters();
             self.versions.published_seq.send_modify(|_| {});

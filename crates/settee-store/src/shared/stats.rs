@@ -20,7 +20,7 @@ impl Shared {
         let checkpoint = &version.checkpoint;
         let now = self.context.env.clock.now();
         let mut replaced = self.counters.replaced.lock().unwrap_or_else(PoisonError::into_inner);
-        replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
+        replaced.retain(|(part, _)| part.strong_count() > 0);
         let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
         drop(replaced);
         let counts = *self.counters.jobs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,11 +29,11 @@ impl Shared {
             write_lookup_count: self.context.write_lookup_count.load(Ordering::Relaxed),
             memory_bytes: self.memory.bytes.load(Ordering::Relaxed) as u64,
             tree_bytes: checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
-            segment_bytes: checkpoint.segments.bytes(),
+            segment_bytes: version.set.listed_bytes(),
             segment_live_bytes: checkpoint
                 .live
                 .iter()
-                .filter(|(number, _)| checkpoint.segments.get(**number).is_some())
+                .filter(|(number, _)| **number <= version.set.listed_to())
                 .map(|(_, live)| live.bytes)
                 .sum(),
             oldest_snapshot_ms: oldest.map_or(0, |age| age.as_millis() as u64),
@@ -45,7 +45,7 @@ impl Shared {
     pub(crate) fn log_stats(&self) -> LogStats {
         let version = self.versions.published.load();
         let mut stats = self.log.stats();
-        stats.file_bytes += version.checkpoint.segments.bytes();
+        stats.file_bytes += version.set.listed_bytes();
         stats.file_bytes += version.checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes());
         stats
     }

@@ -7,65 +7,60 @@
 
 use std::sync::Arc;
 
-use settee_io::{Damage, File, OpenMode, directory};
-use settee_log::{Log, LogLock, segment_head};
+use settee_io::{Damage, directory};
+use settee_log::{Log, LogLock, SegmentSet};
 use settee_tree::{Tree, TreeError};
 
+use crate::checkpoint::RebuildSource;
 use crate::error::StoreError;
 use crate::index::IndexAggregates;
-use crate::manifest::{MANIFEST_FILE, Manifest, tree_name};
+use crate::manifest::{StoreManifest, StoreSection, tree_name};
 use crate::memtable::Memtable;
-use crate::segments::{Segment, Segments};
 use crate::shared::StoreContext;
 use crate::version::{CheckpointFacts, CheckpointState, CheckpointTree, Version};
 
 impl StoreContext {
     /// Locks the directory, and then reads the manifest: until then another process may have changed it.
-    pub(super) async fn lock(&self) -> Result<(Option<Manifest>, LogLock), StoreError> {
+    pub(super) async fn lock(&self) -> Result<(LogLock, Option<StoreManifest>), StoreError> {
         let locked = Log::lock(&self.env, &self.directory).await?;
         let _ = self.syncs.set(locked.directory_syncs().clone());
-        Ok((Manifest::read(&self.env, &self.directory).await?, locked))
+        let _ = self.file_numbers.set(locked.file_numbers().clone());
+        let manifest = locked.manifest().cloned();
+        let manifest = manifest.map(|manifest| StoreManifest::of(manifest, &self.directory)).transpose()?;
+        Ok((locked, manifest))
     }
 
-    /// Opens the tree and the segments that the manifest names.
+    /// Opens the tree that the manifest names, or rebuilds it from the listed segments. The section that is
+    /// returned names the tree.
     pub(super) async fn open(
         &self,
-        manifest: Option<Manifest>,
-    ) -> Result<(Manifest, CheckpointState, CheckpointFacts), StoreError> {
-        let Some(mut manifest) = manifest else {
-            self.check_never_written().await?;
-            let incarnation = self.env.random_bytes();
-            let manifest = Manifest { incarnation, first_log_segment: 1, ..Manifest::default() };
-            let checkpoint = CheckpointState::new(None, &CheckpointFacts::default(), Arc::default()).await?;
-            return Ok((manifest, checkpoint, CheckpointFacts::default()));
+        manifest: Option<&StoreManifest>,
+        set: &SegmentSet,
+    ) -> Result<(StoreSection, CheckpointState, CheckpointFacts), StoreError> {
+        let Some(StoreManifest { section, .. }) = manifest else {
+            let section = StoreSection { incarnation: self.env.random_bytes(), ..StoreSection::default() };
+            let checkpoint = CheckpointState::new(None, &CheckpointFacts::default()).await?;
+            return Ok((section, checkpoint, CheckpointFacts::default()));
         };
-        let mut segments = Segments::default();
-        for name in &manifest.segments {
-            let segment = Segment::new(&self.env, &self.directory, *name, self.options.log.direct);
-            segments.insert(Arc::new(segment.with_chunks(self.chunks.as_ref())));
-        }
-        let segments = Arc::new(segments);
-        self.check_all_there(&manifest).await?;
+        let mut section = section.clone();
         let opened = async {
-            let (tree, facts) = self.open_tree(&manifest).await?.unzip();
+            let (tree, facts) = self.open_tree(&section).await?.unzip();
             let without_tree = || CheckpointFacts {
-                last_in_seq_index: manifest.last_in_seq_index,
+                last_in_seq_index: section.last_in_seq_index,
                 ..CheckpointFacts::default()
             };
             let facts = facts.unwrap_or_else(without_tree);
-            Ok((CheckpointState::new(tree, &facts, segments.clone()).await?, facts))
+            Ok((CheckpointState::new(tree, &facts).await?, facts))
         };
         match opened.await {
-            Ok((checkpoint, facts)) => return Ok((manifest, checkpoint, facts)),
+            Ok((checkpoint, facts)) => return Ok((section, checkpoint, facts)),
             Err(error) if !is_lost(&error) => return Err(error),
             Err(error) => self.warn_of_damage(&error),
         }
-        let (tree, facts) = self.rebuild(&mut manifest, &segments, None).await?;
-        let checkpoint = CheckpointState::new(tree, &facts, segments).await?;
-        manifest.number += 1;
-        manifest.checkpoint = checkpoint.seq;
-        manifest.write(&self.env, &self.directory, &self.syncs()).await?;
-        Ok((manifest, checkpoint, facts))
+        let (tree, facts) = self.rebuild(&mut section, RebuildSource::Listed(set)).await?;
+        let checkpoint = CheckpointState::new(tree, &facts).await?;
+        section.checkpoint = checkpoint.seq;
+        Ok((section, checkpoint, facts))
     }
 
     fn warn_of_damage(&self, error: &StoreError) {
@@ -73,54 +68,50 @@ impl StoreContext {
     }
 
     /// Rebuilds the tree after replay, where a node that replay needs turned out to be damaged, and returns a
-    /// version that replaces the replayed one.
+    /// version that replaces the replayed one. The section then names the tree.
     pub(super) async fn rebuild_after_replay(
         &self,
-        manifest: &mut Manifest,
+        section: &mut StoreSection,
         log: &Log,
         version: &Version,
         error: &StoreError,
     ) -> Result<Version, StoreError> {
         self.warn_of_damage(error);
-        let segments = &version.checkpoint.segments;
-        let mut next = Manifest { last_in_seq_index: version.last_in_seq_index, ..manifest.clone() };
-        let (tree, facts) = self.rebuild(&mut next, segments, Some((log, version.last_seq))).await?;
-        let checkpoint = CheckpointState::new(tree, &facts, segments.clone()).await?;
+        section.last_in_seq_index = version.last_in_seq_index;
+        let (tree, facts) = self.rebuild(section, RebuildSource::Log(log, version.last_seq)).await?;
+        let checkpoint = CheckpointState::new(tree, &facts).await?;
         if checkpoint.seq > version.last_seq {
             let (path, what) = (self.directory.clone(), "segments hold records later than the log's");
             return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
         }
-        next.number += 1;
-        next.checkpoint = checkpoint.seq;
-        next.write(&self.env, &self.directory, &self.syncs()).await?;
-        let replaced = std::mem::replace(manifest, next).tree.filter(|_| version.checkpoint.tree.is_some());
-        if let Some(number) = replaced {
-            self.remove_file(&self.directory.join(tree_name(number))).await;
-        }
-        log.set_transferred_bytes(checkpoint.live_bytes());
+        section.checkpoint = checkpoint.seq;
+        log.set_listed_live_bytes(checkpoint.live_bytes());
         Ok(Version {
             memtable: Memtable::new(1),
             immutable: Arc::default(),
             checkpoint: Arc::new(checkpoint),
-            files: log.files(),
+            set: log.segment_set(),
             last_seq: version.last_seq,
             last_in_seq_index: facts.last_in_seq_index,
         })
     }
 
-    /// A directory without a manifest holds only a log. If a manifest was lost, the segments that it named
-    /// would be taken for removed ones.
-    async fn check_never_written(&self) -> Result<(), StoreError> {
-        let lost = || Err(StoreError::Missing { path: self.directory.join(MANIFEST_FILE) });
-        for entry in directory::list(&*self.env.engine, &self.directory).await? {
-            if entry.name.ends_with(".seg") {
-                return lost();
-            }
-            if entry.name.ends_with(".log") {
-                let file =
-                    File::open(&self.env.engine, &self.directory.join(&entry.name), OpenMode::Read).await?;
-                if segment_head(&file).await?.is_ok_and(|head| head.oldest > 1) {
-                    return lost();
+    /// Removes the trees that the manifest doesn't name, left by work that a crash interrupted, or by a
+    /// process that ended while they were in use.
+    pub(super) async fn remove_other_trees(&self, tree: Option<u32>) -> Result<(), StoreError> {
+        let named = tree.map(tree_name);
+        let entries = match directory::list(&*self.env.engine, &self.directory).await {
+            Err(error) if error.is_not_found() => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            if entry.name.ends_with(".tree") && named.as_ref() != Some(&entry.name) {
+                let directory = self.directory.display();
+                tracing::info!(file = entry.name, %directory, "removed an unneeded file");
+                match directory::remove(&*self.env.engine, &self.directory.join(&entry.name)).await {
+                    // Its last reader in this process has just removed it.
+                    Err(error) if error.is_not_found() => {}
+                    removed => removed?,
                 }
             }
         }
@@ -129,14 +120,14 @@ impl StoreContext {
 
     async fn open_tree(
         &self,
-        manifest: &Manifest,
+        section: &StoreSection,
     ) -> Result<Option<(CheckpointTree, CheckpointFacts)>, StoreError> {
-        let Some(number) = manifest.tree else { return Ok(None) };
+        let Some(number) = section.tree else { return Ok(None) };
         let path = self.directory.join(tree_name(number));
-        let options = self.tree_options(&manifest.incarnation);
+        let options = self.tree_options(&section.incarnation);
         let tree = Tree::open(&self.env, &path, options, IndexAggregates(self.options.aggregate)).await?;
         let root = tree.root();
-        if root.seq() < manifest.checkpoint {
+        if root.seq() < section.checkpoint {
             let what = "its newest root is damaged, and files have changed since the one before";
             return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
         }
@@ -148,19 +139,7 @@ impl StoreContext {
                 what: "the segment table in its root is invalid",
             })
         })?;
-        Ok(Some((CheckpointTree { number, tree: Arc::new(tree), root }, facts)))
-    }
-
-    /// Fails before anything is changed if a segment that the manifest names is missing.
-    async fn check_all_there(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let entries = directory::list(&*self.env.engine, &self.directory).await?;
-        for name in &manifest.segments {
-            let name = name.file_name();
-            if entries.binary_search_by(|entry| entry.name.cmp(&name)).is_err() {
-                return Err(StoreError::Missing { path: self.directory.join(name) });
-            }
-        }
-        Ok(())
+        Ok(Some((CheckpointTree::new(&self.env, number, path, Arc::new(tree)), facts)))
     }
 }
 

@@ -57,7 +57,7 @@ mod tests {
 
     fn checkpoint(seq: u64) -> Arc<CheckpointState> {
         let facts = CheckpointFacts::default();
-        let empty = CheckpointState::new(None, &facts, Arc::default()).now_or_never();
+        let empty = CheckpointState::new(None, &facts).now_or_never();
         Arc::new(CheckpointState { seq, ..empty.expect("it reads nothing").unwrap() })
     }
 
@@ -67,7 +67,7 @@ mod tests {
             memtable: memtable(3, 9),
             immutable: Arc::new(vec![memtable(2, 7), memtable(1, 5)]),
             checkpoint: checkpoint(4),
-            files: Default::default(),
+            set: Default::default(),
             last_seq: 9,
             last_in_seq_index: 0,
         };

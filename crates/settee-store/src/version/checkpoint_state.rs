@@ -1,15 +1,17 @@
-//! What the last checkpoint left: the tree, the segments, and how much of each segment is live.
+//! What the last checkpoint left: the tree, and how much of each segment is live.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use settee_io::Env;
+use settee_log::StoredFile;
 use settee_tree::{Root, Tree};
 
 use crate::error::ReadError;
 use crate::index::{BY_KEY, IndexAggregates, Reader, push_number};
 use crate::memtable::Aggregates;
-use crate::segments::Segments;
 
 /// Live bytes and records of a segment, as of a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,8 +30,6 @@ pub(crate) struct CheckpointState {
     pub last_in_seq_index: u64,
     /// The aggregate over all keys.
     pub aggregates: Aggregates,
-    /// The segments transferred from the log, and those that replaced them.
-    pub segments: Arc<Segments>,
     /// Live bytes and records by segment number, as the log assigned it.
     pub live: Arc<BTreeMap<u32, Live>>,
     /// Live bytes of all segments.
@@ -40,7 +40,6 @@ impl CheckpointState {
     pub(crate) async fn new(
         tree: Option<CheckpointTree>,
         facts: &CheckpointFacts,
-        segments: Arc<Segments>,
     ) -> Result<CheckpointState, ReadError> {
         let live = Arc::new(facts.live.clone());
         let (seq, aggregates) = match &tree {
@@ -52,7 +51,7 @@ impl CheckpointState {
         };
         let last_in_seq_index = facts.last_in_seq_index;
         let live_bytes = live.values().map(|live| live.bytes).sum();
-        Ok(CheckpointState { tree, seq, last_in_seq_index, aggregates, segments, live, live_bytes })
+        Ok(CheckpointState { tree, seq, last_in_seq_index, aggregates, live, live_bytes })
     }
 
     /// Live bytes of all segments.
@@ -64,9 +63,24 @@ impl CheckpointState {
 /// The tree's file, and its root as of a checkpoint.
 #[derive(Clone)]
 pub(crate) struct CheckpointTree {
-    pub number: u64,
+    pub number: u32,
+    /// The file by its name, which goes with the last version that reads it.
+    pub file: Arc<StoredFile>,
     pub tree: Arc<Tree<IndexAggregates>>,
     pub root: Root<IndexAggregates>,
+}
+
+impl CheckpointTree {
+    /// The newest root of an open tree.
+    pub(crate) fn new(
+        env: &Env,
+        number: u32,
+        path: PathBuf,
+        tree: Arc<Tree<IndexAggregates>>,
+    ) -> CheckpointTree {
+        let (file, root) = (Arc::new(StoredFile::new(env, path, false)), tree.root());
+        CheckpointTree { number, file, tree, root }
+    }
 }
 
 /// A root's attachment: the store's own data as of that checkpoint.

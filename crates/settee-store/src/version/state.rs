@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use settee_log::{Files, Flags};
+use settee_log::{Flags, SegmentSet};
 
 use super::checkpoint_state::{CheckpointState, CheckpointTree};
 use super::lookup::{Lookup, tree_key};
@@ -36,8 +36,8 @@ pub(crate) struct Version {
     /// Immutable memtables, newest first.
     pub immutable: Arc<Vec<Memtable>>,
     pub checkpoint: Arc<CheckpointState>,
-    /// The log's segments that this version refers to.
-    pub files: Files,
+    /// The segments that hold its records.
+    pub set: Arc<SegmentSet>,
     /// The last record in the index.
     pub last_seq: u64,
     /// Highest `Seq` ever in the seq index. It stays when that record is replaced: it is the `last_seq` of
@@ -347,15 +347,15 @@ impl Version {
         self.check();
     }
 
-    /// Sets the checkpoint state to one that contains all memtables up to `generation`, and all segments that
-    /// are not in `files`. A `generation` of 0: it contains no more memtables than the one before.
-    pub(crate) fn set_checkpoint(
+    /// Sets the files, and the checkpoint state if one is given: one that contains all memtables up to the
+    /// generation given with it. A generation of 0: it contains no more memtables than the one before.
+    pub(crate) fn set_files(
         &mut self,
-        checkpoint: &Arc<CheckpointState>,
-        files: &Files,
-        generation: u64,
+        checkpoint: Option<(&Arc<CheckpointState>, u64)>,
+        set: &Arc<SegmentSet>,
     ) {
-        self.files = files.clone();
+        self.set = set.clone();
+        let Some((checkpoint, generation)) = checkpoint else { return };
         if self.memtable.generation <= generation {
             assert!(self.last_seq <= checkpoint.seq, "a checkpointed memtable takes no more records");
             self.memtable = Memtable::new(generation + 1);

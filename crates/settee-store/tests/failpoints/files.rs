@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_io::{File, OpenMode};
+use settee_log::Segment;
 
 use crate::error::StoreError;
 use crate::failpoints::Failpoint;
-use crate::segments::Segment;
 use crate::shared::Shared;
 
 impl Shared {
@@ -26,9 +26,7 @@ impl Shared {
             return new;
         }
         let mut new = new.and_then(Arc::into_inner)?;
-        if let (Some(chunks), Some(stale)) = (&mut new.chunks, &old.chunks) {
-            chunks.chunks = stale.chunks.clone();
-        }
+        new.share_chunks(old);
         Some(Arc::new(new))
     }
 }

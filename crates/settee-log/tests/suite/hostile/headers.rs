@@ -1,9 +1,11 @@
 //! Goal: a whole header that no log writes is an error, not a panic, and no file is removed because of it.
 //! Method: such a header, alone in a directory, with a valid checksum.
 
+use std::path::Path;
+
 use settee_io::Damage;
-use settee_log::OpenError;
-use settee_sim::SimDisk;
+use settee_log::{Manifest, OpenError};
+use settee_sim::{Sim, SimDisk};
 
 use super::{files, open, seal_header, segment_path};
 
@@ -67,6 +69,9 @@ fn a_header_that_no_log_writes_is_refused_and_not_removed() {
     }
     let disk = SimDisk::new(1);
     disk.write_file(segment_path(2), SOUND.bytes());
+    let sim = Sim::with_disk(&disk);
+    let manifest = Manifest { number: 1, listed_to: 1, ..Manifest::default() };
+    sim.run(manifest.write(&sim.env(), Path::new("/log"))).unwrap().unwrap();
     assert_eq!(open(&disk).unwrap().0, [], "the others differ from a sound one");
 }
 

@@ -9,6 +9,7 @@
 use settee_io::{Damage, File};
 
 use crate::error::ReadError;
+use crate::types::Location;
 
 /// Size in bytes at which a block of a rewritten segment ends. A record of this size has a block of its own.
 const BLOCK_BYTES: u32 = 2 << 10;
@@ -19,21 +20,26 @@ const BLOCK_ENTRY_SIZE: usize = 12;
 const BLOCK_INDEX_TRAILER_SIZE: usize = 16;
 
 /// First location of a record as a number: its segment's number and its offset.
-pub(crate) fn address(segment: u32, offset: u32) -> u64 {
+pub(super) fn address(segment: u32, offset: u32) -> u64 {
     u64::from(segment) << 32 | u64::from(offset)
 }
 
 /// The sparse block index of a rewritten segment: the address and the offset of each block, both ascending,
 /// and the end of the last block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct SparseBlockIndex {
+pub struct SparseBlockIndex {
     starts: Vec<(u64, u32)>,
     end: u32,
 }
 
 impl SparseBlockIndex {
-    /// Adds a record that follows those before it.
-    pub(crate) fn push(&mut self, address: u64, length: u32) {
+    /// Adds the record that was first stored at `location` and follows those before it.
+    ///
+    /// # Panics
+    /// If the records take 4 GiB or more.
+    pub fn push(&mut self, location: Location) {
+        let Location { segment, offset, length } = location;
+        let address = address(segment, offset);
         let is_full = self.starts.last().is_none_or(|(_, file_offset)| self.end - file_offset >= BLOCK_BYTES);
         if is_full || length >= BLOCK_BYTES {
             self.starts.push((address, self.end));
@@ -49,7 +55,7 @@ impl SparseBlockIndex {
     }
 
     /// The bytes that follow the records in the file.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.starts.len() * BLOCK_ENTRY_SIZE + BLOCK_INDEX_TRAILER_SIZE);
         for (address, file_offset) in &self.starts {
             bytes.extend_from_slice(&address.to_le_bytes());
@@ -101,6 +107,10 @@ impl SparseBlockIndex {
 mod tests {
     use super::*;
 
+    fn at(offset: u32, length: u32) -> Location {
+        Location { segment: 1, offset, length }
+    }
+
     /// Number of bytes read for a record.
     fn read_size(block_index: &SparseBlockIndex, address: u64) -> u32 {
         let (start, end) = block_index.find(address);
@@ -111,7 +121,7 @@ mod tests {
     fn a_small_record_beside_a_large_one_is_read_alone() {
         let mut block_index = SparseBlockIndex::default();
         let records = [(512, 100), (612, 10 << 20), (20 << 20, 100), ((20 << 20) + 100, BLOCK_BYTES)];
-        records.iter().for_each(|(offset, length)| block_index.push(address(1, *offset), *length));
+        records.iter().for_each(|(offset, length)| block_index.push(at(*offset, *length)));
         for (offset, length) in records {
             assert_eq!(read_size(&block_index, address(1, offset)), length, "the record at {offset}");
         }
@@ -121,7 +131,7 @@ mod tests {
     #[test]
     fn small_records_share_blocks() {
         let mut block_index = SparseBlockIndex::default();
-        (0..1000).for_each(|number| block_index.push(address(1, 512 + 100 * number), 100));
+        (0..1000).for_each(|number| block_index.push(at(512 + 100 * number, 100)));
         let most = (0..1000).map(|number| read_size(&block_index, address(1, 512 + 100 * number))).max();
         assert!(most.is_some_and(|most| most < BLOCK_BYTES + 100), "{most:?} bytes");
         assert!(

@@ -1,5 +1,5 @@
-//! Goal: segments that the log transfers to the store are durable, whichever process wrote them, and each is
-//! transferred in the end; concurrent readers still see older values.
+//! Goal: listed segments are durable, whichever process wrote them, and each segment is listed in the end;
+//! concurrent readers still see older values.
 //! Method: in the simulation, use small segments. Kill the process as soon as a segment index shows in a
 //! segment's file, and cut the power once the next process relies on it. Drop commits after each of their
 //! first polls, then compact everything. A writer with many commits reads all older values after each of
@@ -153,7 +153,7 @@ async fn unreadable(snapshot: &Snapshot, count: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_writer_and_its_readers_see_all_while_segments_are_handed_over() {
+fn a_writer_and_its_readers_see_all_while_segments_are_listed() {
     const COUNT: u32 = 12;
     let (mut problems, mut transferred) = (Vec::new(), 0);
     for seed in seeds(20) {

@@ -1,24 +1,24 @@
-//! A segment of the store: its file, its indexes, and reading its records.
+//! A segment: its file, its indexes, and reading its records.
 //!
-//! Invariants:
-//! 1. A file is open before its name is removed: readers that have the segment can go on.
-//! 2. A reader whose future isn't polled delays no other: what several wait for is loaded by a task.
+//! Invariant: a reader whose future isn't polled delays no other: what several wait for is loaded by a task.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use settee_io::{Alignment, Damage, Env, File, OpenMode, ReadAt, ReadPolicy};
-use settee_log::{Flags, Record, SegmentIndex, SegmentIndexError, Seq, Trailer};
-use tokio::sync::{OnceCell, oneshot};
+use settee_io::{Alignment, Damage, Env, File, ReadAt, ReadPolicy};
+use tokio::sync::OnceCell;
 
 use super::block_index::{SparseBlockIndex, address};
 use super::chunks::{CHUNK_BYTES, ChunkCache, FileChunks};
+use super::stored_file::StoredFile;
 use crate::error::ReadError;
-use crate::index::Location;
-use crate::manifest::SegmentName;
+use crate::format::{Flags, Record};
+use crate::read_policy::read_policy;
+use crate::segment_index::{SegmentIndex, SegmentIndexError, Trailer};
+use crate::types::{Location, Seq};
 
 /// Reads whole chunks for the cache, each of them once.
 const BY_CHUNKS: ReadPolicy = match Alignment::new(CHUNK_BYTES) {
@@ -26,38 +26,81 @@ const BY_CHUNKS: ReadPolicy = match Alignment::new(CHUNK_BYTES) {
     Err(_) => panic!("a chunk is a power of two"),
 };
 
-/// A segment of the store.
-pub(crate) struct Segment {
+/// A segment's file as the manifest names it: the log's, or one that replaced several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SegmentName {
+    /// Number of the first segment whose records it holds.
+    pub first: u32,
+    /// Number of the last one.
+    pub last: u32,
+    /// 0 as the log wrote it; otherwise the number given to the file by [`crate::FileNumbers`].
+    pub generation: u32,
+    /// Epoch of its segment index.
+    pub epoch: u32,
+    /// Where its frames end; in a rewritten segment, its records and the sparse block index. 0 if the log may
+    /// still append to it.
+    pub bytes: u64,
+    /// Nothing that was garbage as of this `Seq` is in it; 0 as the log wrote it.
+    pub clean_to: u64,
+}
+
+impl SegmentName {
+    /// A segment as the log writes it.
+    pub fn of_log(number: u32, epoch: u32, bytes: u64) -> SegmentName {
+        SegmentName { first: number, last: number, generation: 0, epoch, bytes, clean_to: 0 }
+    }
+
+    /// The file's name in the log's directory.
+    pub fn file_name(&self) -> String {
+        match self.generation {
+            0 => format!("{:010}.log", self.first),
+            generation => format!("{:010}-{:010}-{generation}.seg", self.first, self.last),
+        }
+    }
+}
+
+/// A segment of a log, as the log wrote it or rewritten.
+pub struct Segment {
+    /// Its file's name, and what the manifest says of it.
     pub name: SegmentName,
-    path: PathBuf,
-    env: Env,
-    direct: bool,
-    file: OnceCell<Arc<File>>,
+    file: Arc<StoredFile>,
     /// Only of a rewritten segment.
     block_index: OnceCell<SparseBlockIndex>,
     /// The file's part of the chunk cache.
-    pub(crate) chunks: Option<FileChunks>,
+    chunks: Option<FileChunks>,
     /// [`SegmentName::clean_to`], raised by what has become known since the manifest was written.
     clean_to: AtomicU64,
-    contents: OnceCell<Contents>,
+    contents: OnceCell<SegmentContents>,
     tombstone_bytes: OnceCell<u64>,
 }
 
 /// Summary of a segment's index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Contents {
+pub struct SegmentContents {
+    /// `Seq` of its last record.
     pub last_seq: u64,
     /// All records, tombstones included.
     pub record_count: u64,
+    /// Their bytes.
     pub record_bytes: u64,
     /// Tombstones.
     pub tombstone_count: u64,
 }
 
+/// A record to be read, with a number chosen by the caller.
+#[derive(Debug, Clone, Copy)]
+pub struct WantedRecord {
+    /// The caller's number for it.
+    pub index: usize,
+    /// Its update number.
+    pub seq: Seq,
+    /// Where the log first stored it.
+    pub location: Location,
+}
+
 /// A record that was not found in the chunk cache.
 struct CacheMiss {
-    index: usize,
-    location: Location,
+    wanted: WantedRecord,
     /// Range of the file that holds the record.
     range: Range<u64>,
     /// Index of the read that covers the range.
@@ -65,14 +108,17 @@ struct CacheMiss {
 }
 
 impl Segment {
-    pub(crate) fn new(env: &Env, directory: &Path, name: SegmentName, direct: bool) -> Segment {
+    /// A segment whose file is opened by its first use.
+    pub fn new(env: &Env, directory: &Path, name: SegmentName, direct: bool) -> Segment {
         let path = directory.join(name.file_name());
+        Segment::of(name, Arc::new(StoredFile::new(env, path, direct)))
+    }
+
+    /// A segment in a file that may have other users.
+    pub(crate) fn of(name: SegmentName, file: Arc<StoredFile>) -> Segment {
         Segment {
             name,
-            path,
-            env: env.clone(),
-            direct,
-            file: OnceCell::new(),
+            file,
             block_index: OnceCell::new(),
             chunks: None,
             clean_to: AtomicU64::new(name.clean_to),
@@ -81,22 +127,30 @@ impl Segment {
         }
     }
 
+    /// A segment of the log in a file that is open.
+    pub(crate) fn of_log(env: &Env, number: u32, epoch: u32, file: Arc<File>) -> Segment {
+        Segment::of(SegmentName::of_log(number, epoch, 0), Arc::new(StoredFile::opened(env, file)))
+    }
+
+    /// A new segment in a file that was just written.
+    pub fn rewritten(env: &Env, name: SegmentName, file: Arc<File>, block_index: SparseBlockIndex) -> Segment {
+        let segment = Segment::of(name, Arc::new(StoredFile::opened(env, file)));
+        Segment { block_index: OnceCell::new_with(Some(block_index)), ..segment }
+    }
+
+    /// This segment of the log, of which `bytes` bytes are frames, once nothing is appended to it any more.
+    pub(crate) fn closed(&self, bytes: u64) -> Segment {
+        Segment::of(SegmentName { bytes, ..self.name }, self.file.clone())
+    }
+
     /// Keeps the segment's chunks in a cache, if there is one.
-    pub(crate) fn with_chunks(self, cache: Option<&Arc<ChunkCache>>) -> Segment {
+    pub fn with_chunks(self, cache: Option<&Arc<ChunkCache>>) -> Segment {
         let chunks = cache.map(|cache| FileChunks::new(cache, self.name.bytes));
         Segment { chunks, ..self }
     }
 
-    /// Uses a file that is already open.
-    pub(crate) fn with_file(self, file: Arc<File>) -> Segment {
-        Segment { file: OnceCell::new_with(Some(file)), ..self }
-    }
-
-    pub(crate) fn with_block_index(self, block_index: SparseBlockIndex) -> Segment {
-        Segment { block_index: OnceCell::new_with(Some(block_index)), ..self }
-    }
-
-    pub(crate) fn with_contents(self, contents: Contents, tombstone_bytes: u64) -> Segment {
+    /// Remembers a summary that is known.
+    pub fn with_contents(self, contents: SegmentContents, tombstone_bytes: u64) -> Segment {
         let (contents, tombstone_bytes) = (Some(contents), Some(tombstone_bytes));
         Segment {
             contents: OnceCell::new_with(contents),
@@ -105,22 +159,49 @@ impl Segment {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// Uses another segment's part of the chunk cache: a bug that tests plant.
+    #[cfg(feature = "failpoints")]
+    pub fn share_chunks(&mut self, other: &Segment) {
+        if let (Some(chunks), Some(other)) = (&mut self.chunks, &other.chunks) {
+            chunks.chunks = other.chunks.clone();
+        }
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The file by its name.
+    pub fn stored_file(&self) -> &Arc<StoredFile> {
+        &self.file
+    }
+
+    /// The handle, if the caller is the only user of the segment and its file; otherwise the file is removed
+    /// with its last user.
+    pub(crate) fn take_file(self: Arc<Self>) -> Option<Arc<File>> {
+        self.file.remove();
+        let file = Arc::into_inner(self)?.file;
+        file.take()
+    }
+
+    /// Its name as the next manifest gives it.
+    pub(super) fn present_name(&self) -> SegmentName {
+        SegmentName { clean_to: self.clean_to(), ..self.name }
     }
 
     /// Nothing that was garbage as of this `Seq` is in it.
-    pub(crate) fn clean_to(&self) -> u64 {
+    pub fn clean_to(&self) -> u64 {
         self.clean_to.load(Ordering::Relaxed)
     }
 
     /// Records that nothing that was garbage as of `seq` is in it; the next manifest contains that.
-    pub(crate) fn raise_clean_to(&self, seq: u64) {
+    pub fn raise_clean_to(&self, seq: u64) {
         self.clean_to.fetch_max(seq, Ordering::Relaxed);
     }
 
     /// The summary of its segment index, if it was read.
-    pub(crate) fn known_contents(&self) -> Option<Contents> {
+    pub fn known_contents(&self) -> Option<SegmentContents> {
         self.contents.get().copied()
     }
 
@@ -128,26 +209,26 @@ impl Segment {
     ///
     /// # Errors
     /// See [`SegmentIndexError`].
-    pub(crate) async fn contents(&self) -> Result<Contents, SegmentIndexError> {
+    pub async fn contents(&self) -> Result<SegmentContents, SegmentIndexError> {
         let read = async || {
             let opened;
             let file = match self.file.get() {
                 Some(file) => file,
                 None => {
-                    opened = File::open(&self.env.engine, &self.path, OpenMode::Read).await?;
+                    opened = self.file.open_once().await?;
                     &opened
                 }
             };
             let SegmentName { first, last, epoch, .. } = self.name;
             let trailer = Trailer::read_covering(file, first, last, epoch).await?;
             let Trailer { last_seq, record_count, record_bytes, tombstone_count, .. } = trailer;
-            Ok(Contents { last_seq: last_seq.0, record_count, record_bytes, tombstone_count })
+            Ok(SegmentContents { last_seq: last_seq.0, record_count, record_bytes, tombstone_count })
         };
         self.contents.get_or_try_init(read).await.copied()
     }
 
     /// Bytes of its tombstones, if known.
-    pub(crate) fn known_tombstone_bytes(&self) -> Option<u64> {
+    pub fn known_tombstone_bytes(&self) -> Option<u64> {
         self.tombstone_bytes.get().copied()
     }
 
@@ -155,7 +236,7 @@ impl Segment {
     ///
     /// # Errors
     /// See [`SegmentIndexError`].
-    pub(crate) async fn find_tombstone_bytes(self: &Arc<Self>) -> Result<u64, SegmentIndexError> {
+    pub async fn find_tombstone_bytes(self: &Arc<Self>) -> Result<u64, SegmentIndexError> {
         let read = async || {
             let segment_index = self.segment_index().await?;
             let mut scan = segment_index.scan_seq(Seq(0));
@@ -171,56 +252,36 @@ impl Segment {
     }
 
     /// The file, opened by the first call.
-    pub(crate) async fn file(self: &Arc<Self>) -> Result<&Arc<File>, settee_io::Error> {
-        if self.file.get().is_none() {
-            let segment = self.clone();
-            self.in_task(async move { segment.open().await.map(drop) }).await?;
-        }
-        Ok(self.file.get().expect("the task opened it"))
-    }
-
-    async fn open(&self) -> Result<&Arc<File>, settee_io::Error> {
-        let open = async || {
-            let file = File::open(&self.env.engine, &self.path, OpenMode::Read).await?;
-            if self.direct {
-                file.set_direct(true).await?;
-            }
-            Ok(Arc::new(file))
-        };
-        self.file.get_or_try_init(open).await
-    }
-
-    /// Runs what others may wait for too in a task of its own: the caller's future may be left unpolled for as
-    /// long as a client takes to read a response.
-    async fn in_task<E: From<settee_io::Error> + Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<(), E>> + Send + 'static,
-    ) -> Result<(), E> {
-        let (sender, done) = oneshot::channel();
-        self.env.spawn("store segment", async move { drop(sender.send(work.await)) });
-        let panicked = || settee_io::Error::Panicked { path: self.path.as_path().into() };
-        done.await.unwrap_or_else(|_| Err(panicked().into()))
+    ///
+    /// # Errors
+    /// An I/O error; the next call tries again.
+    pub async fn file(&self) -> Result<&Arc<File>, settee_io::Error> {
+        self.file.file().await
     }
 
     /// Opens the segment index.
     ///
     /// # Errors
     /// See [`SegmentIndexError`].
-    pub(crate) async fn segment_index(self: &Arc<Self>) -> Result<SegmentIndex, SegmentIndexError> {
+    pub async fn segment_index(&self) -> Result<SegmentIndex, SegmentIndexError> {
         let SegmentName { first, last, epoch, .. } = self.name;
         SegmentIndex::open_covering(self.file().await?.clone(), first, last, epoch).await
     }
 
     /// The sparse block index of a rewritten segment, read by the first call.
-    pub(crate) async fn block_index(self: &Arc<Self>) -> Result<&SparseBlockIndex, ReadError> {
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn block_index(self: &Arc<Self>) -> Result<&SparseBlockIndex, ReadError> {
         if self.block_index.get().is_none() {
             let segment = self.clone();
-            self.in_task(async move {
-                let file = segment.open().await?;
-                let read = async || SparseBlockIndex::read(file, segment.name.bytes).await;
-                segment.block_index.get_or_try_init(read).await.map(drop)
-            })
-            .await?;
+            self.file
+                .in_task(async move {
+                    let file = segment.file().await?;
+                    let read = async || SparseBlockIndex::read(file, segment.name.bytes).await;
+                    segment.block_index.get_or_try_init(read).await.map(drop)
+                })
+                .await?;
         }
         Ok(self.block_index.get().expect("the task read it"))
     }
@@ -229,40 +290,40 @@ impl Segment {
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub(crate) async fn read(self: &Arc<Self>, location: Location) -> Result<Record, ReadError> {
+    pub async fn read(self: &Arc<Self>, seq: Seq, location: Location) -> Result<Record, ReadError> {
         let range = self.range_of(location).await?;
-        if let Some(record) = self.cached(location, &range) {
+        if let Some(record) = self.cached(seq, &range) {
             return Ok(record);
         }
         let file = self.file().await?;
         if let Some(chunks) = &self.chunks
             && let Some(around) = chunks.around(&range)
             && let Ok(bytes) = file.read_exact_at(around.start, size(&around)).await
-            && let Ok(record) = self.record_in(location, &range, bytes.slice(within(&range, &around)))
+            && let Ok(record) = self.record_in(seq, &range, bytes.slice(within(&range, &around)))
         {
             chunks.insert(around.start, &bytes, 0);
             return Ok(record);
         }
-        self.read_alone(file, location, &range).await
+        self.read_alone(file, seq, &range).await
     }
 
     /// Reads many records; several records of one block cost one read. Those not in the chunk cache are read
     /// together, with few reads. With `keep`, their chunks are inserted into the cache. The results are in no
     /// order, each with the number given with its location.
-    pub(crate) async fn read_many(
+    pub async fn read_many(
         self: &Arc<Self>,
-        wanted: &[(usize, Location)],
+        wanted: &[WantedRecord],
         keep: bool,
     ) -> Vec<(usize, Result<Record, ReadError>)> {
         let mut results = Vec::with_capacity(wanted.len());
         let mut misses = Vec::new();
-        for (index, location) in wanted.iter().copied() {
-            match self.range_of(location).await {
-                Ok(range) => match self.cached(location, &range) {
-                    Some(record) => results.push((index, Ok(record))),
-                    None => misses.push(CacheMiss { index, location, range, read: 0 }),
+        for wanted in wanted.iter().copied() {
+            match self.range_of(wanted.location).await {
+                Ok(range) => match self.cached(wanted.seq, &range) {
+                    Some(record) => results.push((wanted.index, Ok(record))),
+                    None => misses.push(CacheMiss { wanted, range, read: 0 }),
                 },
-                Err(error) => results.push((index, Err(error))),
+                Err(error) => results.push((wanted.index, Err(error))),
             }
         }
         if misses.is_empty() {
@@ -271,7 +332,7 @@ impl Segment {
         match self.file().await {
             Ok(file) => results.extend(self.read_misses(file, misses, keep).await),
             Err(error) => {
-                results.extend(misses.iter().map(|miss| (miss.index, Err(error.clone().into()))));
+                results.extend(misses.iter().map(|miss| (miss.wanted.index, Err(error.clone().into()))));
             }
         }
         results
@@ -296,16 +357,16 @@ impl Segment {
             }
             miss.read = reads.len() - 1;
         }
-        let policy = if chunks.is_some() { BY_CHUNKS } else { settee_log::read_policy(&reads) };
+        let policy = if chunks.is_some() { BY_CHUNKS } else { read_policy(&reads) };
         let values = file.read_many(&reads, policy).await;
         let mut results = Vec::with_capacity(misses.len());
         let mut kept_to = 0;
-        for CacheMiss { index, location, range, read } in misses {
+        for CacheMiss { wanted: WantedRecord { index, seq, .. }, range, read } in misses {
             let around = kept(&range);
             let record = match &values[read] {
                 Ok(bytes) => {
                     let bytes = bytes.slice(within(&range, around.as_ref().unwrap_or(&range)));
-                    self.record_in(location, &range, bytes)
+                    self.record_in(seq, &range, bytes)
                 }
                 Err(error) => Err(error.clone().into()),
             };
@@ -318,7 +379,7 @@ impl Segment {
                     Ok(record)
                 }
                 // Damage elsewhere in the chunks does not concern the record.
-                (Err(_), Some(_), _) => self.read_alone(file, location, &range).await,
+                (Err(_), Some(_), _) => self.read_alone(file, seq, &range).await,
                 (record, ..) => record,
             };
             results.push((index, record));
@@ -328,7 +389,7 @@ impl Segment {
 
     /// Range of the file that holds a record: its own bytes, or its block.
     async fn range_of(self: &Arc<Self>, location: Location) -> Result<Range<u64>, ReadError> {
-        let Location { segment, offset, length, .. } = location;
+        let Location { segment, offset, length } = location;
         if self.name.generation == 0 {
             return Ok(u64::from(offset)..u64::from(offset) + u64::from(length));
         }
@@ -337,9 +398,9 @@ impl Segment {
     }
 
     /// The record, if all chunks of its range are in the cache.
-    fn cached(&self, location: Location, range: &Range<u64>) -> Option<Record> {
+    fn cached(&self, seq: Seq, range: &Range<u64>) -> Option<Record> {
         let chunks = self.chunks.as_ref()?;
-        let record = self.record_in(location, range, chunks.copy(range)?.into());
+        let record = self.record_in(seq, range, chunks.copy(range)?.into());
         if record.is_err() {
             // The bytes may have been garbled in memory: read the medium again.
             chunks.remove(range);
@@ -350,25 +411,25 @@ impl Segment {
     async fn read_alone(
         &self,
         file: &File,
-        location: Location,
+        seq: Seq,
         range: &Range<u64>,
     ) -> Result<Record, ReadError> {
-        self.record_in(location, range, file.read_exact_at(range.start, size(range)).await?)
+        self.record_in(seq, range, file.read_exact_at(range.start, size(range)).await?)
     }
 
     /// Decodes the record from the bytes of its range.
-    fn record_in(&self, location: Location, range: &Range<u64>, bytes: Bytes) -> Result<Record, ReadError> {
+    fn record_in(&self, seq: Seq, range: &Range<u64>, bytes: Bytes) -> Result<Record, ReadError> {
         let start = range.start as u32;
         if self.name.generation == 0 {
             let record = Record::decode(bytes).map_err(|what| self.damaged(start, what))?;
-            return match record.seq() == location.seq() {
+            return match record.seq() == seq {
                 true => Ok(record),
                 false => Err(self.damaged(start, "it holds another record there")),
             };
         }
         let mut at = 0;
         while let Some((found, size)) = Record::peek(&bytes[at..]) {
-            if found == location.seq() {
+            if found == seq {
                 let record = Record::decode(bytes.slice(at..at + size));
                 return record.map_err(|what| self.damaged(start, what));
             }
@@ -378,7 +439,7 @@ impl Segment {
     }
 
     fn damaged(&self, offset: u32, what: &'static str) -> ReadError {
-        ReadError::Damaged(Damage { path: self.path.clone(), offset: offset.into(), what })
+        ReadError::Damaged(Damage { path: self.path().to_path_buf(), offset: offset.into(), what })
     }
 }
 
@@ -389,4 +450,10 @@ fn size(range: &Range<u64>) -> usize {
 /// Position of a range inside one that contains it.
 fn within(range: &Range<u64>, around: &Range<u64>) -> Range<usize> {
     (range.start - around.start) as usize..(range.end - around.start) as usize
+}
+
+impl std::fmt::Debug for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Segment").field(&self.name).finish()
+    }
 }

@@ -1,20 +1,21 @@
-//! Goal: transferred segments are the caller's: the log neither removes nor changes them, pinned files remain
-//! readable, and no power loss in between loses a record.
-//! Method: simulated disks; a caller that stores durably where the log begins, takes over segments and
-//! removes them, with a power loss at every operation.
+//! Goal: the list of files: what is listed stays unchanged, a set's files remain readable after their removal
+//! and go with its last user, and no power loss in an edit loses a record.
+//! Method: simulated disks; a user that lists segments and removes some, with a power loss at every operation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures_util::future::join3;
 use settee_io::{Damage, Env, File, OpenMode, directory};
 use settee_log::{
-    Batch, EntryRef, Flags, Location, Log, LogOptions, OpenError, ReadError, RecordRef, SegmentIndex, Seq,
-    Stage, Start, read_record, scan_segment,
+    Batch, Edit, EntryRef, Flags, Location, Log, LogOptions, Manifest, OpenError, ReadError, RecordRef,
+    SegmentIndex, Seq, Stage, read_record, scan_segment,
 };
 use settee_sim::{Sim, SimDisk, seeds};
 
 const DIRECTORY: &str = "/data/log";
+const MANIFEST: &str = "/data/log/manifest";
 
 fn options() -> LogOptions {
     LogOptions { batch_bytes_max: 4096, segment_bytes_max: 12 << 10, ..LogOptions::default() }
@@ -24,12 +25,24 @@ fn path(segment: u32) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{segment:010}.log"))
 }
 
-async fn open_after(env: &Env, first_segment: u32, after: Seq) -> Result<(Log, Vec<u64>), OpenError> {
+async fn open_after(env: &Env, after: Seq) -> Result<(Log, Vec<u64>), OpenError> {
     let mut found = Vec::new();
-    let start = Start { first_segment, after };
     let replay = |entry: EntryRef<'_>| found.push(entry.seq.0);
-    let (log, _) = Log::open_after(env, Path::new(DIRECTORY), options(), start, replay).await?;
+    let (log, _) = Log::open_after(env, Path::new(DIRECTORY), options(), after, replay).await?;
     Ok((log, found))
+}
+
+/// Lists the sealed segments that end at or before `seq`. Returns whether there were any.
+async fn list(log: &Log, seq: Seq) -> bool {
+    let edit = Edit { list_to: Some(seq), ..Edit::default() };
+    log.edit(edit, |_| false).await.unwrap()
+}
+
+/// Removes these listed segments.
+async fn remove(log: &Log, is_removed: impl Fn(u32) -> bool) {
+    let set = log.segment_set();
+    let removed = set.listed().filter(|segment| is_removed(segment.name.first)).cloned().collect();
+    log.edit(Edit { removed, ..Edit::default() }, |_| false).await.unwrap();
 }
 
 /// Appends one record, whose bytes are derived from its number.
@@ -68,7 +81,7 @@ fn segments_are_sealed_without_further_appends() {
         let sim = Sim::new(seed);
         let env = sim.env();
         sim.run(async {
-            let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+            let (log, _) = open_after(&env, Seq(0)).await.unwrap();
             append_all(&log, 60).await;
             let open = seal(&log).await;
             assert!(open > 4, "seed={seed}: {open}");
@@ -82,7 +95,7 @@ fn segments_are_sealed_without_further_appends() {
             }
             // After opening, sealing doesn't need an append either.
             log.close().await.unwrap();
-            let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+            let (log, _) = open_after(&env, Seq(0)).await.unwrap();
             assert_eq!((log.sealed_below(), seal(&log).await), (1, open), "seed={seed}");
             let changed = log.sealed_changed(open);
             log.close().await.unwrap();
@@ -98,15 +111,16 @@ fn sealing_skips_and_reports_a_damaged_segment() {
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         append_all(&log, 20).await;
         disk.damage_file(path(2), |bytes| bytes[600] ^= 1);
         let open = seal(&log).await;
         let unsealed = log.segment_infos().into_iter().filter(|info| !info.is_sealed);
         assert_eq!(unsealed.map(|info| info.number).collect::<Vec<_>>(), [2, open]);
-        // The caller may take it over nevertheless.
-        log.transfer(3);
-        assert_eq!(log.segment_infos().iter().filter(|info| !info.is_sealed).count(), 1);
+        // It isn't listed, and neither are those after it.
+        assert!(list(&log, Seq(20)).await);
+        assert_eq!((log.segment_set().listed_to(), log.segment_infos()[0].number), (1, 2));
+        assert!(!list(&log, Seq(20)).await);
     })
     .unwrap();
 }
@@ -116,7 +130,7 @@ fn segment_infos_agree_with_the_segment_indexes() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         append_all(&log, 60).await;
         let open = seal(&log).await;
         for reopened in [false, true] {
@@ -124,7 +138,7 @@ fn segment_infos_agree_with_the_segment_indexes() {
                 false => &log,
                 true => {
                     log.close().await.unwrap();
-                    &open_after(&env, 0, Seq(0)).await.unwrap().0
+                    &open_after(&env, Seq(0)).await.unwrap().0
                 }
             };
             let infos = log.segment_infos();
@@ -134,7 +148,7 @@ fn segment_infos_agree_with_the_segment_indexes() {
             let frame_bytes: u64 = infos.iter().map(|info| info.frame_bytes).sum();
             assert!((frame_bytes..frame_bytes + 4096).contains(&log.stats().file_bytes), "{frame_bytes}");
             for info in &infos[..infos.len() - 1] {
-                let file = log.segment_file(info.number).unwrap();
+                let file = log.segment_set().get(info.number).unwrap().file().await.unwrap().clone();
                 let segment_index = SegmentIndex::open(file, info.number, info.epoch).await.unwrap();
                 let trailer = segment_index.trailer();
                 assert_eq!((trailer.first_seq, trailer.last_seq), (info.first_seq, info.last_seq));
@@ -146,130 +160,143 @@ fn segment_infos_agree_with_the_segment_indexes() {
 }
 
 #[test]
-fn transferred_segments_stay_unchanged_and_the_log_continues_without_them() {
+fn listed_segments_stay_unchanged_and_the_log_continues_without_them() {
     for seed in seeds(20) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
-            let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+            let (log, _) = open_after(&env, Seq(0)).await.unwrap();
             let locations = append_all(&log, 60).await;
             let below = seal(&log).await - 1;
             let infos = log.segment_infos();
             let bytes = log.stats().file_bytes;
-            log.transfer(below);
-            log.transfer(below - 1);
+            let last_seq = infos[below as usize - 2].last_seq;
+            assert!(list(&log, last_seq).await && !list(&log, Seq(1)).await);
             assert_eq!(log.segments()[0], below, "seed={seed}");
             assert_eq!(log.segment_infos(), infos[below as usize - 1..], "seed={seed}");
-            let transferred_bytes: u64 =
-                infos[..below as usize - 1].iter().map(|info| info.frame_bytes).sum();
-            assert_eq!(log.stats().file_bytes, bytes - transferred_bytes, "seed={seed}");
-            assert!(log.segment_file(below - 1).is_none() && log.segment_file(below).is_some());
-            assert!(log.segment_index(1).await.is_err());
-            let read = log.read(locations[0]).await;
-            assert!(matches!(read, Err(ReadError::NoSegment { segment: 1 })), "seed={seed}: {read:?}");
+            let listed_bytes: u64 = infos[..below as usize - 1].iter().map(|info| info.frame_bytes).sum();
+            assert_eq!(log.stats().file_bytes, bytes - listed_bytes, "seed={seed}");
+            let set = log.segment_set();
+            assert_eq!((set.listed_to(), set.listed_bytes()), (below - 1, listed_bytes), "seed={seed}");
+            assert!(log.segment_index(1).await.is_ok());
+            assert_eq!(log.read(locations[0]).await.unwrap().seq(), Seq(1), "seed={seed}");
             let files: Vec<_> = (1..below).map(|number| disk.read_file(path(number)).unwrap()).collect();
-            // Also if all old records are truncated.
-            for _ in 0..60 {
-                let (seq, _) = append(&log).await;
-                log.truncate_before(seq);
+            append_all(&log, 60).await;
+            log.close().await.unwrap();
+            let (log, found) = open_after(&env, last_seq).await.unwrap();
+            assert_eq!(found, (last_seq.0 + 1..=120).collect::<Vec<_>>(), "seed={seed}");
+            for (index, location) in locations.iter().enumerate() {
+                let record = log.read_in(&log.segment_set(), Seq(index as u64 + 1), *location).await.unwrap();
+                assert_eq!(record.seq(), Seq(index as u64 + 1), "seed={seed}");
             }
-            env.clock.sleep(Duration::from_secs(1)).await;
-            assert!(log.segments()[0] > below + 2, "seed={seed}: {:?}", log.segments());
             log.close().await.unwrap();
-            let last_seq = infos[below as usize - 2].last_seq;
-            let (log, found) = open_after(&env, below, last_seq).await.unwrap();
-            assert_eq!(found.last(), Some(&120), "seed={seed}");
-            log.close().await.unwrap();
-            let still: Vec<_> = (1..below).map(|number| disk.read_file(path(number)).unwrap()).collect();
-            assert!(still == files, "seed={seed}: a segment of others was changed");
-            assert_eq!(disk.read_file(path(below)), None, "seed={seed}: that one was truncated");
+            for (number, bytes) in (1..below).zip(files) {
+                assert!(disk.read_file(path(number)).unwrap() == bytes, "seed={seed}: segment {number}");
+            }
         })
         .unwrap();
     }
 }
 
 #[test]
-fn the_next_header_says_that_the_log_begins_after_transferred_segments() {
+fn a_header_names_the_first_segment_that_was_not_listed() {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         append_all(&log, 60).await;
         let open = seal(&log).await;
-        log.transfer(3);
+        let last_seq = log.segment_infos()[1].last_seq;
+        assert!(list(&log, last_seq).await);
         let oldest = |segment| disk.read_file(path(segment)).unwrap()[20..24].to_vec();
         assert_eq!(oldest(open), 1u32.to_le_bytes());
         append_all(&log, 30).await;
         assert_eq!(oldest(open + 1), 3u32.to_le_bytes());
         log.close().await.unwrap();
+        // So a manifest that is older than the log, or missing, is noticed.
+        let manifest = disk.read_file(MANIFEST).unwrap();
+        directory::remove(&*env.engine, Path::new(MANIFEST)).await.unwrap();
+        let opened = open_after(&env, Seq(0)).await.map(|(_, found)| found);
+        assert!(matches!(&opened, Err(OpenError::Missing { path }) if path == Path::new(MANIFEST)), "{opened:?}");
+        let old = Manifest { number: 1, ..Manifest::default() };
+        old.write(&env, Path::new(DIRECTORY)).await.unwrap();
+        let opened = open_after(&env, Seq(0)).await.map(|(_, found)| found);
+        let is_named = matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(MANIFEST));
+        assert!(is_named, "{opened:?}");
+        disk.write_file(MANIFEST, manifest);
+        let (_, found) = open_after(&env, last_seq).await.unwrap();
+        assert_eq!(found, (last_seq.0 + 1..=90).collect::<Vec<_>>());
     })
     .unwrap();
 }
 
 #[test]
-#[should_panic(expected = "isn't sealed")]
-fn a_segment_that_sealing_has_not_passed_is_not_handed_over() {
+fn a_segment_that_sealing_has_not_passed_is_not_listed() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         append_all(&log, 60).await;
         let open = seal(&log).await;
-        log.transfer(open + 1);
+        assert!(list(&log, Seq(u64::MAX)).await);
+        assert_eq!(log.segment_set().listed_to(), open - 1);
     });
 }
 
 #[test]
-fn pinned_files_are_readable_after_their_removal() {
+fn the_files_of_a_set_are_readable_after_their_removal_and_go_with_its_last_user() {
     for (seed, direct) in seeds(10).zip([false, true].into_iter().cycle()) {
-        let sim = Sim::new(seed);
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
-            let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+            let (log, _) = open_after(&env, Seq(0)).await.unwrap();
             log.set_direct(direct).await.unwrap();
             let mut locations = append_all(&log, 60).await;
             let below = seal(&log).await;
-            let files = log.files();
-            assert!(files.segments().eq(log.segments()));
-            log.transfer(below);
-            for number in 1..below {
-                directory::remove(&*env.engine, &path(number)).await.unwrap();
-            }
+            let set = log.segment_set();
+            assert!(set.iter().map(|segment| segment.name.first).eq(log.segments()));
+            list(&log, Seq(60)).await;
+            remove(&log, |_| true).await;
+            env.clock.sleep(Duration::from_secs(1)).await;
+            assert!((1..below).all(|number| disk.read_file(path(number)).is_some()), "seed={seed}: pinned");
+            assert!(log.segment_set().get(1).is_none());
             // Later records, in memory and in newer files, are readable too.
             let mut batch = Batch::new();
             batch.push(Flags::none(), b"last", b"", &[1; 100]);
             locations.extend(append_all(&log, 20).await);
-            let in_memory = log.append(&batch, Stage::Accepted).await.unwrap().locations[0];
-            assert_eq!(log.read_in(&files, in_memory).await.unwrap().key(), b"last");
+            let appended = log.append(&batch, Stage::Accepted).await.unwrap();
+            let read = log.read_in(&set, appended.last_seq, appended.locations[0]).await.unwrap();
+            assert_eq!(read.key(), b"last");
             for (index, location) in locations.iter().enumerate() {
-                let record = log.read_in(&files, *location).await.unwrap();
-                assert_eq!(record.seq(), Seq(index as u64 + 1), "seed={seed}");
-                let file = files.get(location.segment);
-                assert_eq!(file.is_some(), location.segment <= below, "seed={seed}");
-                if let Some(file) = file {
-                    let read = read_record(&file, location.offset.into(), location.length).await.unwrap();
-                    assert_eq!((read.bytes(), read.checksum()), (record.bytes(), record.checksum()));
-                }
+                let seq = Seq(index as u64 + 1);
+                let segment = set.get(location.segment);
+                assert_eq!(segment.is_some(), location.segment <= below, "seed={seed}");
+                let Some(segment) = segment else { continue };
+                let record = log.read_in(&set, seq, *location).await.unwrap();
+                assert_eq!(record.seq(), seq, "seed={seed}");
+                let file = segment.file().await.unwrap();
+                let read = read_record(file, location.offset.into(), location.length).await.unwrap();
+                assert_eq!((read.bytes(), read.checksum()), (record.bytes(), record.checksum()));
             }
             log.close().await.unwrap();
-            // Pinned files are still readable.
-            for (index, location) in locations.iter().enumerate() {
-                match log.read_in(&files, *location).await {
-                    Ok(record) => assert_eq!(record.seq(), Seq(index as u64 + 1), "seed={seed}"),
-                    Err(ReadError::Stopped(_)) => assert!(location.segment > below, "seed={seed}"),
-                    Err(error) => panic!("seed={seed}: {error}"),
-                }
-            }
+            // Also after the log was closed, and opened again.
             let last = Seq(locations.iter().filter(|location| location.segment < below).count() as u64);
-            let (log, found) = open_after(&env, below, last).await.unwrap();
+            let (again, found) = open_after(&env, last).await.unwrap();
             assert_eq!(found.last(), Some(&81), "seed={seed}: though files are pinned, it opens again");
-            let pinned = log.files();
-            drop(log);
+            for (index, location) in locations.iter().enumerate().filter(|(_, at)| at.segment <= below) {
+                let record = log.read_in(&set, Seq(index as u64 + 1), *location).await.unwrap();
+                assert_eq!(record.seq(), Seq(index as u64 + 1), "seed={seed}");
+            }
+            drop(again);
+            let last = set.get(below).unwrap().clone();
+            drop(set);
             env.clock.sleep(Duration::from_secs(1)).await;
-            open_after(&env, below, last).await.unwrap();
-            assert!(pinned.get(below).is_some());
+            let left = (1..=below).filter(|number| disk.read_file(path(*number)).is_some()).collect::<Vec<_>>();
+            assert_eq!(left, [below], "seed={seed}: the files go with their last user");
+            drop(last);
         })
         .unwrap();
     }
@@ -280,7 +307,7 @@ fn a_record_read_from_any_file_is_checked() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         let location = append(&log).await.1;
         let record = log.read(location).await.unwrap();
         // Copied to another offset of another file.
@@ -306,7 +333,7 @@ fn a_segment_can_be_read_without_its_segment_index() {
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = open_after(&env, 0, Seq(0)).await.unwrap();
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
         let mut expected = Vec::new();
         for _ in 0..4 {
             let (seq, location) = append(&log).await;
@@ -316,7 +343,6 @@ fn a_segment_can_be_read_without_its_segment_index() {
         append_all(&log, 10).await;
         seal(&log).await;
         let info = log.segment_infos()[0];
-        log.transfer(2);
         let file = File::open(&env.engine, &path(1), OpenMode::Read).await.unwrap();
         let scan = async |segment, frame_bytes| {
             let mut found = Vec::new();
@@ -383,7 +409,7 @@ fn a_segment_is_sealed_window_by_window_whatever_its_frames_size() {
 }
 
 #[test]
-fn a_log_that_has_transferred_most_of_its_bytes_begins_no_smaller_segments() {
+fn a_log_that_has_listed_most_of_its_bytes_begins_no_smaller_segments() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
@@ -403,12 +429,14 @@ fn a_log_that_has_transferred_most_of_its_bytes_begins_no_smaller_segments() {
             }
         };
         append_many(750).await;
-        log.transfer(seal(&log).await);
+        seal(&log).await;
+        let bytes = log.stats().file_bytes;
+        list(&log, Seq(750)).await;
+        log.set_listed_live_bytes(bytes);
         let size = |index: usize| log.segment_infos()[index].frame_bytes;
         append_many(100).await;
         assert!(size(1) > 400 << 10, "{}", size(1));
-        // The caller sets the actual number.
-        log.set_transferred_bytes(0);
+        log.set_listed_live_bytes(0);
         append_many(100).await;
         let last = log.segment_infos().len() - 2;
         assert!(size(last) < 300 << 10, "{}", size(last));
@@ -416,62 +444,51 @@ fn a_log_that_has_transferred_most_of_its_bytes_begins_no_smaller_segments() {
     .unwrap();
 }
 
-/// What the caller has stored durably: where the log begins, and which records it has elsewhere.
-async fn write_down(env: &Env, number: u32, start: Start) {
-    let file = File::open(&env.engine, Path::new(&format!("/data/{number:04}.start")), OpenMode::CreateNew)
-        .await
-        .unwrap();
-    let mut bytes = start.first_segment.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&start.after.0.to_le_bytes());
-    bytes.extend_from_slice(b"whole");
-    file.write_and_sync_at(0, bytes.into()).await.unwrap();
-    directory::sync(&*env.engine, Path::new("/data")).await.unwrap();
+/// The last record of the listed segments, as the user's lines say.
+async fn listed_seq(env: &Env) -> Seq {
+    let manifest = Manifest::read(env, Path::new(DIRECTORY)).await.unwrap();
+    Seq(manifest.map_or(0, |manifest| manifest.user.trim_start_matches("after ").trim().parse().unwrap()))
 }
 
-fn written_down(disk: &SimDisk) -> Start {
-    let starts = disk.paths().into_iter().filter(|path| path.extension().is_some_and(|end| end == "start"));
-    let read = |path: PathBuf| {
-        let bytes = disk.read_file(Path::new("/").join(path))?;
-        let is_whole = bytes.len() == 17 && bytes.ends_with(b"whole");
-        let first_segment = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?);
-        let after = Seq(u64::from_le_bytes(bytes.get(4..12)?.try_into().ok()?));
-        is_whole.then_some(Start { first_segment, after })
-    };
-    starts.filter_map(read).max_by_key(|start| start.first_segment).unwrap_or_default()
-}
-
-/// A caller that takes over sealed segments, and removes half of them. Updates the last acknowledged `Seq`.
+/// A user that lists sealed segments, and removes half of them, while it appends. Updates the last
+/// acknowledged `Seq`.
 async fn work(env: &Env, acknowledged: &Mutex<u64>) {
     directory::create(&*env.engine, Path::new("/data")).await.unwrap();
-    let (log, _) = open_after(env, 0, Seq(0)).await.unwrap();
-    let mut first_segment = 1;
-    for round in 0..5 {
+    let (log, _) = open_after(env, Seq(0)).await.unwrap();
+    for _ in 0..5 {
         for _ in 0..12 {
             *acknowledged.lock().unwrap() = append(&log).await.0.0;
         }
         env.clock.sleep(Duration::from_millis(500)).await;
         let below = log.sealed_below();
-        let infos = log.segment_infos();
-        let Some(last) = infos.iter().rfind(|info| info.number < below) else { continue };
-        write_down(env, round, Start { first_segment: below, after: last.last_seq }).await;
-        log.transfer(below);
-        for number in (first_segment..below).filter(|number| number % 2 == 0) {
-            directory::remove(&*env.engine, &path(number)).await.unwrap();
-        }
-        first_segment = below;
+        let Some(last) = log.segment_infos().into_iter().rfind(|info| info.number < below) else { continue };
+        let user = move |_: &str| format!("after {}\n", last.last_seq.0);
+        let edit = Edit { list_to: Some(last.last_seq), user: Some(Box::new(user)), ..Edit::default() };
+        let listed = log.edit(edit, |_| false);
+        // Two edits at once, and appends meanwhile.
+        let is_removed = |number: u32| number.is_multiple_of(2);
+        let appended = async { *acknowledged.lock().unwrap() = append(&log).await.0.0 };
+        let (listed, (), ()) = join3(listed, remove(&log, is_removed), appended).await;
+        assert!(listed.unwrap());
     }
     log.close().await.unwrap();
 }
 
 #[test]
-fn no_power_loss_around_a_transfer_loses_a_record() {
-    let (mut crashes, mut transferred) = (0, 0);
+fn no_power_loss_in_an_edit_loses_a_record() {
+    let (mut crashes, mut listed) = (0, 0);
     for seed in seeds(6) {
         let whole = SimDisk::new(seed);
         let sim = Sim::with_disk(&whole);
-        sim.run(work(&sim.env(), &Mutex::default())).unwrap();
-        assert!(written_down(&whole).first_segment > 8, "seed={seed}: {:?}", written_down(&whole));
-        for crash_at in 0..whole.operation_count() {
+        let env = sim.env();
+        sim.run(work(&env, &Mutex::default())).unwrap();
+        let operation_count = whole.operation_count();
+        sim.run(async {
+            let manifest = Manifest::read(&env, Path::new(DIRECTORY)).await.unwrap().unwrap();
+            assert!(manifest.listed_to > 8, "seed={seed}: {manifest:?}");
+        })
+        .unwrap();
+        for crash_at in 0..operation_count {
             let case = format!("seed={seed} crash_at={crash_at}");
             let disk = SimDisk::new(seed).crash_at_operation(crash_at);
             let sim = Sim::with_disk(&disk);
@@ -480,8 +497,6 @@ fn no_power_loss_around_a_transfer_loses_a_record() {
             assert!(ended.is_none(), "{case}: the power fails");
             let acknowledged = acknowledged.into_inner().unwrap();
             let mut disk = disk.after_power_loss();
-            let start = written_down(&disk);
-            let kept: Vec<_> = (1..start.first_segment).map(|number| disk.read_file(path(number))).collect();
             // Once more, while it is opened again and continues.
             for again in [Some(crash_at % 23), None] {
                 if let Some(again) = again {
@@ -490,24 +505,34 @@ fn no_power_loss_around_a_transfer_loses_a_record() {
                 let sim = Sim::with_disk(&disk);
                 let env = sim.env();
                 let ended = sim.run(async {
-                    let opened = open_after(&env, start.first_segment, start.after).await;
-                    let (log, found) = opened.unwrap_or_else(|error| panic!("{case}: {start:?}: {error}"));
-                    let last = found.last().copied().unwrap_or(start.after.0);
+                    let after = listed_seq(&env).await;
+                    let opened = open_after(&env, after).await;
+                    let (log, found) = opened.unwrap_or_else(|error| panic!("{case}: {after:?}: {error}"));
+                    let last = found.last().copied().unwrap_or(after.0);
                     assert!(last >= acknowledged, "{case}: lost {last} to {acknowledged}");
-                    assert_eq!(found, (start.after.0 + 1..=last).collect::<Vec<_>>(), "{case}");
+                    assert_eq!(found, (after.0 + 1..=last).collect::<Vec<_>>(), "{case}");
+                    // The listed segments have all other records, and no file is left that isn't in the set.
+                    let set = log.segment_set();
+                    for segment in set.listed() {
+                        let segment_index = segment.segment_index().await;
+                        let segment_index = segment_index.unwrap_or_else(|error| panic!("{case}: {error}"));
+                        assert!(segment_index.trailer().last_seq <= after, "{case}: {segment:?}");
+                    }
+                    let is_listed = |number: &u32| set.get(*number).is_some();
+                    let files = |number: &u32| disk.read_file(path(*number)).is_some();
+                    let listed_to = set.listed_to();
+                    assert!((1..=listed_to).filter(files).eq((1..=listed_to).filter(is_listed)), "{case}");
                     append_all(&log, 8).await;
                     log.close().await.unwrap();
+                    listed += set.listed().count();
                 });
                 if ended.is_none() {
                     disk = disk.after_power_loss();
                 }
             }
-            let still: Vec<_> = (1..start.first_segment).map(|number| disk.read_file(path(number))).collect();
-            assert!(still == kept, "{case}: a segment of others was changed");
-            transferred += kept.iter().flatten().count();
             crashes += 1;
         }
     }
-    println!("{crashes} power losses, {transferred} segments of others looked at");
-    assert!(crashes > 1_000 && transferred > crashes);
+    println!("{crashes} power losses, {listed} listed segments looked at");
+    assert!(crashes > 1_000 && listed > crashes);
 }

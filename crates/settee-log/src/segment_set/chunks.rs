@@ -1,12 +1,10 @@
-//! The chunk cache: chunks of segments in memory, shared by many stores, with one limit.
+//! The chunk cache: chunks of segments in memory, shared by many logs, with one limit.
 //!
 //! A chunk is [`CHUNK_BYTES`] of a file, aligned to its offsets. A read that finds all chunks of its range
 //! copies the range: no system call, no task, and the copy pins nothing in the cache.
 //!
-//! Only files that never change again are cached: segments transferred from the log, and rewritten ones. The
-//! log's own segments aren't. Their newest records are in the log's memory, the chunk at the end of the
-//! written part would have to be dropped with every write, and all of them are transferred soon after a
-//! checkpoint.
+//! Only files that never change again are cached: the listed segments. The newest records of the others are in
+//! the log's memory, and the chunk at the end of the written part would have to be dropped with every write.
 //!
 //! Invariant: a cached chunk was read from the medium in a range in which a record was found undamaged.
 
@@ -23,7 +21,7 @@ pub const CHUNK_BYTES: usize = 4 << 10;
 /// more the less it saves.
 pub(crate) const CACHED_BYTES_MAX: u64 = 16 << 10;
 
-/// A bounded cache of chunks of segments, shared by any number of stores.
+/// A bounded cache of chunks of segments, shared by any number of logs.
 pub struct ChunkCache(Arc<Cache<Arc<[u8]>>>);
 
 impl ChunkCache {
