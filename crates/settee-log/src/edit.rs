@@ -92,8 +92,7 @@ impl Shared {
         };
         let user = user.map_or_else(|| manifest.user.clone(), |user| user(&manifest.user));
         let delta = Delta { listed, removed, added, listed_to };
-        let changes_set =
-            listed_to != set.listed_to() || !delta.removed.is_empty() || delta.added.is_some();
+        let changes_set = listed_to != set.listed_to() || !delta.removed.is_empty() || delta.added.is_some();
         let is_change = changes_set || (list_to.is_none() && user != manifest.user);
         if !is_change {
             return self.check_editable().map(|()| false);
@@ -181,7 +180,8 @@ impl Shared {
         // A sync of the directory may have failed meanwhile.
         self.check_editable()?;
         let _stop = self.stop_on_panic();
-        let replaced = Manifest::replace(&self.env, &self.directory, &self.directory_syncs, keep_trying).await;
+        let replaced =
+            Manifest::replace(&self.env, &self.directory, &self.directory_syncs, keep_trying).await;
         if let Err(error) = replaced {
             let _ = self.edit_error.set(error.clone().into());
             if error.operation() == Some(OperationKind::SyncDirectory) && !error.is_no_descriptor() {

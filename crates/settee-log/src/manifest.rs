@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use settee_io::directory::{self, DirectorySyncs};
-use settee_io::{Damage, Env, File, OpenMode};
+use settee_io::{Damage, Entry, Env, File, OpenMode};
 
 use crate::error::{EditError, OpenError};
 use crate::segment_set::{SegmentName, SegmentSet};
@@ -204,12 +204,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Fails if a segment that it names is missing.
+    /// Fails if a segment that it names isn't among the directory's entries.
     ///
     /// # Errors
-    /// [`OpenError::Missing`], or an I/O error.
-    pub(crate) async fn check_all_there(&self, env: &Env, directory: &Path) -> Result<(), OpenError> {
-        let entries = directory::list(&*env.engine, directory).await?;
+    /// [`OpenError::Missing`].
+    pub(crate) fn check_all_there(&self, directory: &Path, entries: &[Entry]) -> Result<(), OpenError> {
         for name in self.segments.iter().map(SegmentName::file_name) {
             if entries.binary_search_by(|entry| entry.name.cmp(&name)).is_err() {
                 return Err(OpenError::Missing { path: directory.join(name) });
@@ -226,14 +225,20 @@ pub struct FileNumbers(AtomicU32);
 
 impl Default for FileNumbers {
     fn default() -> FileNumbers {
-        FileNumbers::after(None)
+        FileNumbers(AtomicU32::new(1))
     }
 }
 
 impl FileNumbers {
-    /// Those of a log with this manifest.
-    pub(crate) fn after(manifest: Option<&Manifest>) -> FileNumbers {
-        FileNumbers(AtomicU32::new(manifest.map_or(1, |manifest| manifest.next_file.max(1))))
+    /// Those of a log with this manifest, and files with these names, which a crash may have left.
+    pub(crate) fn after<'a>(
+        manifest: Option<&Manifest>,
+        names: impl Iterator<Item = &'a str>,
+    ) -> FileNumbers {
+        let number = |name: &str| name.split_once('.')?.0.rsplit('-').next()?.parse::<u32>().ok();
+        let left = names.filter(|name| !name.ends_with(".log") && !name.ends_with(".torn"));
+        let next = left.filter_map(number).max().map_or(1, |last| last.saturating_add(1));
+        FileNumbers(AtomicU32::new(manifest.map_or(1, |manifest| manifest.next_file).max(next)))
     }
 
     /// The next number.

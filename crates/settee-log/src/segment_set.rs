@@ -95,9 +95,15 @@ impl SegmentSet {
     /// The first invariant of a list of segments that the names violate; `None` if they are valid.
     pub(crate) fn violated_invariant(names: &[SegmentName], listed_to: u32) -> Option<&'static str> {
         let violated = [
-            (names.iter().any(|name| name.first == 0 || name.first > name.last), "a segment's numbers are invalid"),
+            (
+                names.iter().any(|name| name.first == 0 || name.first > name.last),
+                "a segment's numbers are invalid",
+            ),
             (!names.is_sorted_by(|a, b| a.last < b.first), "its segments overlap, or are out of order"),
-            (names.last().is_some_and(|last| last.last > listed_to), "a listed segment is beyond the last listed one"),
+            (
+                names.last().is_some_and(|last| last.last > listed_to),
+                "a listed segment is beyond the last listed one",
+            ),
         ];
         violated.into_iter().find_map(|(is_violated, what)| is_violated.then_some(what))
     }

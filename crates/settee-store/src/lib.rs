@@ -63,8 +63,8 @@ pub use options::{MergeOperator, StoreOptions, StoreStats};
 pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource, Scan, Snapshot};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
-    AppendError, BATCH_SIZE_MAX, CHUNK_BYTES, ChunkCache, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
-    Recovery, Seq, Stage, Stopped, Value,
+    AppendError, BATCH_SIZE_MAX, CHUNK_BYTES, ChunkCache, Flags, InvalidLimit, LogOptions, LogStats,
+    META_SIZE_MAX, OpenError, Record, Recovery, Seq, Stage, Stopped, Value,
 };
 pub use settee_tree::NodeCache;
 pub use store::{Store, Writer};

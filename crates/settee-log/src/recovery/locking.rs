@@ -78,18 +78,17 @@ pub(crate) async fn lock(env: &Env, directory: &Path) -> Result<LogLock, OpenErr
         locked => Some(locked?),
     };
     let manifest = Manifest::read(env, directory).await?;
+    let entries = directory::list(&*env.engine, directory).await?;
     match &manifest {
-        Some(manifest) => manifest.check_all_there(env, directory).await?,
-        None if file.is_some() => {
-            // A log writes its first manifest before it rewrites anything.
-            let entries = directory::list(&*env.engine, directory).await?;
-            if entries.iter().any(|entry| entry.name.ends_with(".seg")) {
-                return Err(OpenError::Missing { path: manifest_path(directory) });
-            }
+        Some(manifest) => manifest.check_all_there(directory, &entries)?,
+        // A log writes its first manifest before it rewrites anything.
+        None if entries.iter().any(|entry| entry.name.ends_with(".seg")) => {
+            return Err(OpenError::Missing { path: manifest_path(directory) });
         }
         None => {}
     }
-    let file_numbers = Arc::new(FileNumbers::after(manifest.as_ref()));
+    let names = entries.iter().map(|entry| &*entry.name);
+    let file_numbers = Arc::new(FileNumbers::after(manifest.as_ref(), names));
     Ok(LogLock { file, manifest, file_numbers, syncs: Arc::new(DirectorySyncs::new(directory)) })
 }
 

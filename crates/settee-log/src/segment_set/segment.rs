@@ -133,7 +133,12 @@ impl Segment {
     }
 
     /// A new segment in a file that was just written.
-    pub fn rewritten(env: &Env, name: SegmentName, file: Arc<File>, block_index: SparseBlockIndex) -> Segment {
+    pub fn rewritten(
+        env: &Env,
+        name: SegmentName,
+        file: Arc<File>,
+        block_index: SparseBlockIndex,
+    ) -> Segment {
         let segment = Segment::of(name, Arc::new(StoredFile::opened(env, file)));
         Segment { block_index: OnceCell::new_with(Some(block_index)), ..segment }
     }
@@ -408,12 +413,7 @@ impl Segment {
         record.ok()
     }
 
-    async fn read_alone(
-        &self,
-        file: &File,
-        seq: Seq,
-        range: &Range<u64>,
-    ) -> Result<Record, ReadError> {
+    async fn read_alone(&self, file: &File, seq: Seq, range: &Range<u64>) -> Result<Record, ReadError> {
         self.record_in(seq, range, file.read_exact_at(range.start, size(range)).await?)
     }
 

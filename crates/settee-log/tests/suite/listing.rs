@@ -219,11 +219,15 @@ fn a_header_names_the_first_segment_that_was_not_listed() {
         let manifest = disk.read_file(MANIFEST).unwrap();
         directory::remove(&*env.engine, Path::new(MANIFEST)).await.unwrap();
         let opened = open_after(&env, Seq(0)).await.map(|(_, found)| found);
-        assert!(matches!(&opened, Err(OpenError::Missing { path }) if path == Path::new(MANIFEST)), "{opened:?}");
+        assert!(
+            matches!(&opened, Err(OpenError::Missing { path }) if path == Path::new(MANIFEST)),
+            "{opened:?}"
+        );
         let old = Manifest { number: 1, ..Manifest::default() };
         old.write(&env, Path::new(DIRECTORY)).await.unwrap();
         let opened = open_after(&env, Seq(0)).await.map(|(_, found)| found);
-        let is_named = matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(MANIFEST));
+        let is_named =
+            matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(MANIFEST));
         assert!(is_named, "{opened:?}");
         disk.write_file(MANIFEST, manifest);
         let (_, found) = open_after(&env, last_seq).await.unwrap();
@@ -294,7 +298,8 @@ fn the_files_of_a_set_are_readable_after_their_removal_and_go_with_its_last_user
             let last = set.get(below).unwrap().clone();
             drop(set);
             env.clock.sleep(Duration::from_secs(1)).await;
-            let left = (1..=below).filter(|number| disk.read_file(path(*number)).is_some()).collect::<Vec<_>>();
+            let left =
+                (1..=below).filter(|number| disk.read_file(path(*number)).is_some()).collect::<Vec<_>>();
             assert_eq!(left, [below], "seed={seed}: the files go with their last user");
             drop(last);
         })

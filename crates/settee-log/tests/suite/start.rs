@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use settee_io::{Damage, OperationKind, directory};
 use settee_log::{
-    Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, SegmentIndexBuilder, Seq,
-    Manifest, SegmentName, Stage, footer_start,
+    Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, Manifest, OpenError, Recovery,
+    SegmentIndexBuilder, SegmentName, Seq, Stage, footer_start,
 };
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 

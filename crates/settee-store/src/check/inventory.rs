@@ -39,7 +39,9 @@ impl Survey<'_> {
         let entries = directory::list(&*self.context.env.engine, &self.context.directory).await?;
         let is_there = |name: &str| entries.iter().any(|entry| entry.name == name);
         let first_of_log = self.manifest.as_ref().map_or(0, |manifest| manifest.log.listed_to + 1);
-        for name in self.manifest.iter().flat_map(|manifest| manifest.log.segments.clone()).collect::<Vec<_>>() {
+        for name in
+            self.manifest.iter().flat_map(|manifest| manifest.log.segments.clone()).collect::<Vec<_>>()
+        {
             let path = self.context.directory.join(name.file_name());
             if !is_there(&name.file_name()) {
                 self.report(&path, 0, "it is missing: the manifest names it", Touched::Unknown);
@@ -146,8 +148,7 @@ impl Survey<'_> {
             if end.is_none() && index + 1 < found.len() {
                 end = self.end_by_trailer(&path, number, epoch).await?;
             }
-            let name =
-                SegmentName::of_log(number, epoch, 0);
+            let name = SegmentName::of_log(number, epoch, 0);
             self.sources.push(SegmentSource { name, path, is_listed: false, end });
         }
         Ok(())

@@ -50,8 +50,7 @@ impl Survey<'_> {
             let is_end = next.is_none();
             if let Some((entry, checksum)) = next {
                 let length = u64::from(entry.location.length);
-                block_index
-                    .push(entry.location);
+                block_index.push(entry.location);
                 rows.push(RecordRow::of_entry(&entry, checksum));
                 batch.push((entry.to_entry(), checksum, file_offset));
                 file_offset += length;

@@ -8,7 +8,7 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_io::{yield_now};
+use settee_io::yield_now;
 use settee_tree::{Change, Root, Scan, Tree, TreeBuilder, TreeError};
 
 use super::cost::is_whole_cheaper;

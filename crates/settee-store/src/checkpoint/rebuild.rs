@@ -121,7 +121,9 @@ impl Rebuild<'_> {
     ) -> Result<(), StoreError> {
         let rules = self.context.options.rules();
         let last = known.last_seq.0.min(up_to);
-        let Some(segment) = set.get(known.number).filter(|_| last >= known.first_seq.0) else { return Ok(()) };
+        let Some(segment) = set.get(known.number).filter(|_| last >= known.first_seq.0) else {
+            return Ok(());
+        };
         let file = segment.file().await?;
         tracing::info!(segment = %file.path().display(), "reading its frames");
         let mut reached = 0;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use settee_io::{Damage, File, OpenMode, ReadAt, ReadPolicy, directory};
 use settee_log::{
-    Entry, EntryRef, Flags, Record, Segment, SegmentContents, SegmentIndexBuilder, SegmentName, SparseBlockIndex,
-    footer_start,
+    Entry, EntryRef, Flags, Record, Segment, SegmentContents, SegmentIndexBuilder, SegmentName,
+    SparseBlockIndex, footer_start,
 };
 use tokio::sync::SemaphorePermit;
 

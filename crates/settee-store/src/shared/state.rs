@@ -97,7 +97,12 @@ pub(super) struct Counters {
 
 impl Shared {
     /// The state of a store that was just opened, with its only version.
-    pub(crate) fn new(context: StoreContext, log: Log, section: StoreSection, version: Version) -> Arc<Shared> {
+    pub(crate) fn new(
+        context: StoreContext,
+        log: Log,
+        section: StoreSection,
+        version: Version,
+    ) -> Arc<Shared> {
         assert!(version.immutable.is_empty(), "replay fills one memtable");
         let shared = Shared {
             context,
@@ -109,10 +114,7 @@ impl Shared {
                 accepted: tokio::sync::Mutex::new(version),
                 unpersisted: Mutex::default(),
             },
-            files: StoreFiles {
-                compacting: Default::default(),
-                section: tokio::sync::Mutex::new(section),
-            },
+            files: StoreFiles { compacting: Default::default(), section: tokio::sync::Mutex::new(section) },
             jobs: Jobs::default(),
             memory: Memory::default(),
             counters: Counters::default(),

@@ -100,11 +100,7 @@ impl StoreContext {
     /// process that ended while they were in use.
     pub(super) async fn remove_other_trees(&self, tree: Option<u32>) -> Result<(), StoreError> {
         let named = tree.map(tree_name);
-        let entries = match directory::list(&*self.env.engine, &self.directory).await {
-            Err(error) if error.is_not_found() => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
+        for entry in directory::list(&*self.env.engine, &self.directory).await? {
             if entry.name.ends_with(".tree") && named.as_ref() != Some(&entry.name) {
                 let directory = self.directory.display();
                 tracing::info!(file = entry.name, %directory, "removed an unneeded file");

@@ -498,6 +498,10 @@ impl Work<'_> {
         let Some(entries) = self.process.unless_failed(entries)? else { return Ok(()) };
         for entry in entries.iter().filter(|entry| entry.name.ends_with(".tree")) {
             let removed = directory::remove(&*self.process.env.engine, &root.join(&entry.name)).await;
+            // Its last reader has just removed it.
+            if removed.as_ref().is_err_and(|error| error.is_not_found()) {
+                continue;
+            }
             if self.process.unless_failed(removed)?.is_some() {
                 self.process.count("tree rebuilt", 1);
             }
