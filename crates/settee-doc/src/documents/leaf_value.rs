@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub const DOCUMENT_BYTES_LIMIT: usize = 64 << 20;
 
 /// Bytes of half a batch that are kept for the keys and metas of a document's records, for the tails of two
-/// leaves and for a path chunk.
+/// leaves and for a path chunk. A document of the largest size is refused if its path needs more.
 const OTHER_RECORDS_BYTES: usize = 32 << 10;
 const _: () =
     assert!(4 * (KEY_SIZE_MAX + META_SIZE_MAX) + 3 * (1 + CHUNK_SIZE_MAX) <= 2 * OTHER_RECORDS_BYTES);

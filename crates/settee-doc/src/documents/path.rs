@@ -7,6 +7,9 @@
 //! [`PATH_CHUNK_COUNT`]. The rest of the path is in path chunks. A leaf of such a generation has no tail: its
 //! ancestors are in the path chunk of its own revision. `leaf_value` decides where in the record a tail is.
 //!
+//! A chunk lists as many ancestors, and every third of them, a *long* one, three times as many: it replaces the
+//! two before it. So the tail that each update writes is short, and a long path has few records.
+//!
 //! Bytes: `docs/format.md`.
 
 use settee_store::META_SIZE_MAX;
@@ -14,19 +17,22 @@ use settee_store::META_SIZE_MAX;
 use super::revision::{HASH_SIZE, REVISION_ID_SIZE_MAX, RevisionId};
 use crate::{Error, Result};
 
-/// Ids in a chunk of a revision path.
+/// Generations between two path chunks, and ids in one that isn't long.
 pub(crate) const PATH_CHUNK_COUNT: u32 = 32;
+
+/// Ids in a long path chunk.
+pub(crate) const LONG_CHUNK_COUNT: u32 = 3 * PATH_CHUNK_COUNT;
 
 /// Most bytes of a leaf's meta before its ids.
 pub(crate) const LEAF_HEADER_SIZE_MAX: usize = 9;
 
-/// Most bytes of the ids of a path chunk or a tail.
+/// Most bytes of the ids of a tail, or of a path chunk that isn't long.
 pub(crate) const CHUNK_SIZE_MAX: usize = PATH_CHUNK_COUNT as usize * (1 + REVISION_ID_SIZE_MAX);
 
 /// Beside the number of ids: they are stored with their sizes.
 const CHUNK_HAS_TEXTS: u8 = 128;
 
-const _: () = assert!(PATH_CHUNK_COUNT < CHUNK_HAS_TEXTS as u32);
+const _: () = assert!(LONG_CHUNK_COUNT < CHUNK_HAS_TEXTS as u32);
 const _: () = assert!(REVISION_ID_SIZE_MAX <= u8::MAX as usize);
 /// A leaf's own id fits its meta.
 const _: () = assert!(LEAF_HEADER_SIZE_MAX + 1 + REVISION_ID_SIZE_MAX <= META_SIZE_MAX);
@@ -39,6 +45,11 @@ pub(crate) fn has_texts(ids: &[RevisionId]) -> bool {
 /// The last generation up to this one that is a multiple of [`PATH_CHUNK_COUNT`]; 0 precedes the first.
 pub(crate) fn chunk_boundary(generation: u32) -> u32 {
     generation / PATH_CHUNK_COUNT * PATH_CHUNK_COUNT
+}
+
+/// Number of ancestors in the path chunk of a revision of this generation, if that many are known.
+pub(crate) fn chunk_length(boundary: u32) -> u32 {
+    if boundary.is_multiple_of(LONG_CHUNK_COUNT) { LONG_CHUNK_COUNT } else { PATH_CHUNK_COUNT }
 }
 
 /// Whether a leaf of this generation may have a tail.
@@ -136,7 +147,7 @@ pub(crate) fn decode_chunk(meta: &[u8], value: &[u8]) -> Result<Vec<RevisionId>>
         decode_ids(value, has_texts).collect::<Option<Vec<RevisionId>>>().ok_or_else(damaged)?;
     match ids.len() {
         0 => Err(damaged()),
-        count if count > PATH_CHUNK_COUNT as usize => Err(damaged()),
+        count if count > LONG_CHUNK_COUNT as usize => Err(damaged()),
         _ => Ok(ids),
     }
 }

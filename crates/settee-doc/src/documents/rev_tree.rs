@@ -18,7 +18,7 @@ use super::keys::{
     LeafMeta, LeafState, conflict_prefix, decode_path_key, document_key, path_key, path_prefix,
 };
 use super::leaf_value::{LeafValue, decode_table};
-use super::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk};
+use super::path::{PATH_CHUNK_COUNT, chunk_boundary, chunk_length, decode_chunk};
 use super::revision::{HASH_SIZE, Revision, RevisionId};
 use crate::attachments::Attachment;
 use crate::{Error, Result};
@@ -253,9 +253,10 @@ impl TreeLeaf {
         std::iter::from_fn(move || {
             let back = (self.revision.generation - boundary) as usize;
             let id = self.path.get(back).filter(|_| boundary > 0)?.clone();
-            let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + PATH_CHUNK_COUNT as usize)];
+            let length = chunk_length(boundary);
+            let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + length as usize)];
             let chunk_revision = Revision { generation: boundary, id };
-            boundary -= PATH_CHUNK_COUNT;
+            boundary -= length;
             (!ancestors.is_empty()).then_some((chunk_revision, ancestors))
         })
     }

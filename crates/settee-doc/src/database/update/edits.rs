@@ -16,7 +16,7 @@ use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
 use crate::documents::keys::{LeafState, encode_number, local_key, path_key};
 use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
-use crate::documents::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_count};
+use crate::documents::path::{chunk_boundary, chunk_length, decode_chunk_count, has_tail};
 use crate::documents::rev_tree::{TreeLeaf, leaves, merge};
 use crate::documents::{Edit, Revision, RevisionId, check_document_id, partition_of, partition_prefix};
 use crate::{Error, ErrorKind, Result};
@@ -103,11 +103,17 @@ impl Updater<'_> {
             _ => return Err(Error::conflict()),
         };
         checked?;
+        let mut generation = 1;
         if let Some(parent) = parent {
-            self.read_tail(&latest, &mut old[parent]).await?;
+            let parent = &mut old[parent];
+            generation = parent.revision.generation.saturating_add(1);
+            self.read_tail(&latest, parent).await?;
+            if !has_tail(generation) {
+                // The new leaf's chunk lists these ancestors.
+                parent.complete_path(&latest, &edit.id, generation - chunk_length(generation)).await?;
+            }
         }
         let parent = parent.map(|parent| &old[parent]);
-        let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
         // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
@@ -292,7 +298,7 @@ async fn generation_to_join(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -
         };
         let ancestor = Revision { generation: boundary, id: ancestor_id.clone() };
         let chunk = latest.get(&path_key(id, &ancestor)).await?;
-        if chunk.is_some_and(|chunk| decode_chunk_count(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
+        if chunk.is_some_and(|chunk| decode_chunk_count(&chunk.meta) >= chunk_length(boundary) as usize) {
             return Ok(None);
         }
         boundary = chunk_boundary(boundary - 1);

@@ -14,7 +14,7 @@ use crate::database::counters::Counter;
 use crate::documents::design::DESIGN_PREFIX;
 use crate::documents::keys::{LeafState, conflict_key, document_key, encode_leaf_meta, path_key};
 use crate::documents::leaf_value::{add_tail, is_tail_in_value};
-use crate::documents::path::{PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk, tail};
+use crate::documents::path::{LONG_CHUNK_COUNT, PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk, tail};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, needs_chunk, unused_chunks};
 use crate::documents::{Revision, RevisionId};
 
@@ -78,7 +78,8 @@ pub(super) async fn rewrite(
         }
         if matches!(leaf.body, LeafBody::New(..)) {
             let ends_path_chunk = leaf.revision.generation.is_multiple_of(PATH_CHUNK_COUNT);
-            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || ends_path_chunk;
+            let has_put = put_chunks(batch, latest, id, leaf, !has_conflicts, revs_limit).await?;
+            is_pruning_due |= has_put || ends_path_chunk;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, &leaf.revision));
         }
@@ -165,13 +166,15 @@ pub(super) async fn remove_unused_attachments(
 }
 
 /// Adds the chunks of a new leaf's path that aren't stored, or are stored with fewer ancestors: a replica may
-/// know more of the path than an earlier one. Chunks that are too old are left out. Returns whether any were
-/// added.
+/// know more of the path than an earlier one. Chunks that are too old are left out, and so are ancestors. Removes
+/// the chunks that a long one replaces if the leaf is the document's only one, since other paths may need them.
+/// Returns whether any were added.
 async fn put_chunks(
     batch: &mut Batch,
     latest: &StoreSnapshot,
     id: &str,
     leaf: &TreeLeaf,
+    is_only_leaf: bool,
     revs_limit: u32,
 ) -> Result<bool> {
     let mut has_put = false;
@@ -179,9 +182,34 @@ async fn put_chunks(
         if !needs_chunk(leaf.revision.generation, chunk_revision.generation, revs_limit) {
             break;
         }
-        has_put |= put_chunk(batch, latest, id, &chunk_revision, ancestors).await?;
+        let ancestors = &ancestors[..ancestors.len().min(revs_limit as usize - 1)];
+        if put_chunk(batch, latest, id, &chunk_revision, ancestors).await? {
+            has_put = true;
+            if is_only_leaf && chunk_revision.generation.is_multiple_of(LONG_CHUNK_COUNT) {
+                remove_replaced_chunks(batch, latest, id, &chunk_revision, ancestors).await?;
+            }
+        }
     }
     Ok(has_put)
+}
+
+/// Removes the chunks whose ancestors are all among those of a long chunk.
+async fn remove_replaced_chunks(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    long: &Revision,
+    ancestors: &[RevisionId],
+) -> Result<()> {
+    for back in (PATH_CHUNK_COUNT..LONG_CHUNK_COUNT).step_by(PATH_CHUNK_COUNT as usize) {
+        let Some(ancestor) = ancestors.get(back as usize - 1) else { break };
+        let key = path_key(id, &Revision { generation: long.generation - back, id: ancestor.clone() });
+        let stored = latest.get(&key).await?;
+        if stored.is_some_and(|chunk| back as usize + decode_chunk_count(&chunk.meta) <= ancestors.len()) {
+            batch.delete(&key);
+        }
+    }
+    Ok(())
 }
 
 /// Adds the chunk of a revision's ancestors unless it is stored with as many.

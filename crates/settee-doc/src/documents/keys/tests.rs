@@ -71,7 +71,7 @@ fn malformed_metas_and_chunks_are_damage() {
     for meta in invalid {
         assert!(LeafMeta::decode(meta).is_err(), "{meta:?}");
     }
-    for (meta, value) in [([1], &b""[..]), ([129], b"\x02a"), ([1], b"123"), ([128 + 33], &[0; 33])] {
+    for (meta, value) in [([1], &b""[..]), ([129], b"\x02a"), ([1], b"123"), ([128 + 97], &[0; 97])] {
         assert!(decode_chunk(&meta, value).is_err(), "{value:?}");
     }
     for value in
