@@ -125,8 +125,17 @@ impl Store {
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
-    pub async fn look_up(&self, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
-        let version = self.shared.snapshot().version;
+    pub async fn look_up(&self, keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
+        self.look_up_in(&self.snapshot(), keys).await
+    }
+
+    /// As [`Store::look_up`], in a snapshot of this store, from which [`Snapshot::get_looked_up`] then returns the
+    /// entries.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn look_up_in(&self, snapshot: &Snapshot, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
+        let version = &snapshot.version;
         keys.sort_unstable();
         let (in_memory, keys): (Vec<_>, Vec<_>) =
             keys.into_iter().partition(|key| version.is_in_memtables(key));

@@ -1,7 +1,7 @@
 //! All leaves of a document, for requests that read several of them.
 //!
-//! The index is read once. After that, a leaf costs one read of its body, and a path costs reads of its
-//! chunks; paths aren't cached.
+//! The index is read once. After that, a leaf costs one read of its body, and a path costs a read of the leaf's
+//! record and reads of its chunks; paths aren't cached.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::read_ahead::Winner;
 use super::snapshot::{LeafContent, Snapshot};
 use super::summary::{FoundLeaf, Leaf};
+use crate::documents::leaf_value::LeafValue;
 use crate::documents::rev_tree;
 use crate::documents::{Document, Revision, RevisionId};
 use crate::{Error, Result};
@@ -101,8 +102,8 @@ impl Leaves {
         generations.sort_unstable();
         generations.dedup();
         if let Some(&oldest) = generations.first() {
-            for (leaf, first) in self.leaves.iter().zip(&mut first) {
-                let mut leaf = leaf.clone();
+            for (index, first) in first.iter_mut().enumerate() {
+                let mut leaf = self.leaf_to_complete(index)?;
                 leaf.complete_path(self.snapshot.store(), &self.id, oldest).await?;
                 for &generation in generations.iter().take_while(|one| **one < leaf.revision.generation) {
                     let place = leaf.ancestor(generation).and_then(|id| inner.get(&(generation, id)));
@@ -145,9 +146,18 @@ impl Leaves {
     /// # Errors
     /// `Internal`.
     pub async fn history(&self, index: usize) -> Result<Vec<RevisionId>> {
-        let mut leaf = self.leaf(index)?.clone();
+        let mut leaf = self.leaf_to_complete(index)?;
         leaf.limit_path(self.snapshot.store(), &self.id, self.snapshot.revs_limit()).await?;
         Ok(leaf.path)
+    }
+
+    /// A copy of a leaf, whose tail needs no read if its value was read ahead.
+    fn leaf_to_complete(&self, index: usize) -> Result<rev_tree::TreeLeaf> {
+        let mut leaf = self.leaf(index)?.clone();
+        if let Some(Ok(value)) = self.winner.as_ref().filter(|_| index == 0) {
+            leaf.use_value(LeafValue::decode(value)?)?;
+        }
+        Ok(leaf)
     }
 
     fn leaf(&self, index: usize) -> Result<&rev_tree::TreeLeaf> {

@@ -54,7 +54,7 @@ impl Rows {
 
 /// Whether an entry is a deleted document; the reader of the row reports damage.
 fn is_deleted(entry: &EntryRef<'_>) -> bool {
-    LeafMeta::decode(entry.meta).is_ok_and(|meta| meta.deleted())
+    LeafMeta::decode(entry.meta).is_ok_and(|meta| meta.state.deleted)
 }
 
 /// A scan over local documents; it holds its snapshot.

@@ -2,7 +2,7 @@
 //!
 //! A client's snapshot is a persisted state of the database, unaffected by later writes; the updater's own
 //! snapshots show accepted state. Revisions, deletion, conflicts and counts are in the index and cost no read;
-//! a body costs one positional read.
+//! a body costs one positional read, and so does a path within its leaf's chunk.
 
 use std::collections::HashSet;
 use std::ops::Bound;
@@ -19,9 +19,7 @@ use crate::documents::keys::{
     AGGREGATE_BYTES, AGGREGATE_DELETED, AGGREGATE_DOCUMENTS, PURGE, decode_number, document_key, local_key,
     purge_key,
 };
-use crate::documents::leaf_value::{
-    ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table,
-};
+use crate::documents::leaf_value::{ENCODING_OUT_OF_LINE, ENCODING_PLAIN, LeafValue, decode_table};
 use crate::documents::rev_tree;
 use crate::documents::{Document, LargeBody, Revision, RevisionId};
 use crate::{Error, Result};
@@ -165,7 +163,10 @@ impl Snapshot {
     /// # Errors
     /// `NotFound` if the tree doesn't have it; `Internal`.
     pub async fn history(&self, id: &str, revision: &Revision) -> Result<Vec<RevisionId>> {
-        for mut leaf in rev_tree::leaves(&self.store, id).await? {
+        let mut leaves = rev_tree::leaves(&self.store, id).await?;
+        // Mostly it is a leaf, and the paths of others aren't needed.
+        leaves.sort_by_key(|leaf| leaf.revision != *revision);
+        for mut leaf in leaves {
             leaf.limit_path(&self.store, id, self.revs_limit).await?;
             if leaf.descends_from(revision) {
                 return Ok(leaf.path.split_off((leaf.revision.generation - revision.generation) as usize));
@@ -326,13 +327,13 @@ impl Snapshot {
 
     /// The attachments and the body of a leaf with this value. A body of several chunks isn't read.
     pub(super) async fn content_of(&self, id: &str, value: &Bytes) -> Result<LeafContent> {
-        let (mut attachments, mut body) = match value.first() {
-            Some(&ENCODING_PLAIN) => (Vec::new(), value.slice(1..)),
-            Some(&ENCODING_ATTACHMENTS | &ENCODING_OUT_OF_LINE) => decode_table(&value.slice(1..))?,
-            _ => return Err(unknown_encoding()),
+        let value = LeafValue::decode(value)?;
+        let (mut attachments, mut body) = match value.encoding {
+            ENCODING_PLAIN => (Vec::new(), value.rest),
+            _ => decode_table(&value.rest)?,
         };
         let mut large_body = None;
-        if value.first() == Some(&ENCODING_OUT_OF_LINE) {
+        if value.encoding == ENCODING_OUT_OF_LINE {
             let upload =
                 attachments.pop().ok_or_else(|| Error::damaged("an out-of-line body has no upload"))?;
             if upload.stored_length() > CHUNK_BYTES as u64 {
@@ -349,7 +350,10 @@ impl Snapshot {
     /// The body of a local document, which is always inline.
     async fn read_plain(&self, location: Location) -> Result<Bytes> {
         let value = self.store.read(location).await?.value();
-        if value.first() == Some(&ENCODING_PLAIN) { Ok(value.slice(1..)) } else { Err(unknown_encoding()) }
+        match value.first() {
+            Some(&ENCODING_PLAIN) => Ok(value.slice(1..)),
+            _ => Err(Error::damaged("a local document has an unknown encoding")),
+        }
     }
 }
 
@@ -371,10 +375,6 @@ fn remove_known(revisions: &mut Vec<Revision>, leaves: &[rev_tree::TreeLeaf]) {
         }
     }
     revisions.retain(|revision| unknown.contains(revision));
-}
-
-fn unknown_encoding() -> Error {
-    Error::damaged("a body has an unknown encoding")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use settee_store::{Entry, Location, Seq};
 
 use crate::Result;
 use crate::documents::Revision;
-use crate::documents::keys::LeafMeta;
+use crate::documents::keys::{LeafMeta, LeafState};
 
 /// A document's entry in the index: its winning leaf.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl From<Entry> for FoundLeaf {
 /// Decodes the entry of a winning leaf.
 pub(super) fn row(meta: &[u8], location: Location) -> Result<(Summary, BodyRef)> {
     let meta = LeafMeta::decode(meta)?;
-    let (deleted, has_conflicts) = (meta.deleted(), meta.has_conflicts());
-    let body = BodyRef { location, out_of_line_bytes: meta.out_of_line_bytes };
+    let LeafState { deleted, has_conflicts, out_of_line_bytes, .. } = meta.state;
+    let body = BodyRef { location, out_of_line_bytes };
     Ok((Summary { revision: meta.revision, deleted, has_conflicts, seq: Seq(location.seq) }, body))
 }

@@ -4,8 +4,9 @@
 //! decision (`decide_…`, which makes its records), `add` (collects the records) and `commit` (one batch for
 //! many edits). `commit` only accepts the batch: the caller waits for durability with the result of `finish`.
 //!
-//! Conflict checks read only the index. A stored value is read if its leaf changes its key, or if attachments
-//! are resolved or removed, a full partition's edit is measured, or design documents are scanned. The records
+//! Conflict checks read only the index. A stored value is read if a leaf with a tail is replaced (once, for all
+//! of a request's edits before the writer is waited for) or changes its key, or if attachments are resolved or
+//! removed, a full partition's edit is measured, or design documents are scanned. The records
 //! of one document are in one batch, so that a document's update is atomic.
 //!
 //! Invariants:
@@ -21,4 +22,4 @@ mod updater;
 mod validation;
 
 pub(crate) use edits::EditKind;
-pub(crate) use updater::{NotifyOnDrop, Updater};
+pub(crate) use updater::{NotifyOnDrop, ReadBefore, Updater};

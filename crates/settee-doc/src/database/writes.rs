@@ -4,16 +4,19 @@
 //! records; the writer waits for the sync without holding the updater, so that concurrent writes share it. The
 //! edits of a large request are made in groups, between which other requests have their turn.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use settee_store::{Lookup, Seq, Stage};
+use settee_store::{Location, Lookup, READ_AHEAD_BYTES_MAX, Seq, Snapshot as StoreSnapshot, Stage};
 
 use super::counters::Counter;
 use super::state::Database;
-use super::update::{EditKind, NotifyOnDrop, Updater};
+use super::update::{EditKind, NotifyOnDrop, ReadBefore, Updater};
 use crate::attachments::Content;
-use crate::documents::keys::document_key;
-use crate::documents::{Edit, Revision, check_document_id};
+use crate::documents::keys::{LeafMeta, document_key};
+use crate::documents::leaf_value::LeafValue;
+use crate::documents::path::has_tail;
+use crate::documents::{Edit, Revision, RevisionId, check_document_id};
 use crate::{Error, ErrorKind, Result};
 
 /// An edit's uploads up to this many bytes are written with the edit; the rest is written before. They fit a
@@ -82,9 +85,9 @@ impl Database {
         let mut outcomes = Vec::with_capacity(edits.len());
         let mut accepted = Vec::new();
         for group in edits.chunks(EDITS_TOGETHER_MAX) {
-            let lookup = self.look_up(group).await;
+            let read = self.read_for(group, kind).await;
             let mut updater = self.begin_update(stage).await?;
-            let made = updater.make_edits(group, kind, lookup, &mut outcomes).await;
+            let made = updater.make_edits(group, kind, read, &mut outcomes).await;
             made.map_err(|error| self.not_found_if_deleted(error))?;
             accepted.push(self.accept(updater).await?);
         }
@@ -92,11 +95,19 @@ impl Database {
         Ok(outcomes)
     }
 
-    /// Looks up the edits' documents in the index. `None` if that failed: then each edit reads the index, and
-    /// reports what it can't read.
-    async fn look_up(&self, edits: &[Edit]) -> Option<Lookup> {
+    /// Reads what the edits need, while others may write: looks up their documents in the index, and reads the
+    /// tails of the leaves that they replace. What can't be read is left out: then each edit reads it, and reports
+    /// the error.
+    async fn read_for(&self, edits: &[Edit], kind: EditKind) -> ReadBefore {
+        let snapshot = self.store.snapshot();
         let keys = edits.iter().map(|edit| document_key(&edit.id)).collect();
-        self.store.look_up(keys).await.ok()
+        let Ok(lookup) = self.store.look_up_in(&snapshot, keys).await else { return ReadBefore::default() };
+        let tails = match kind {
+            EditKind::Interactive => read_tails(&snapshot, &lookup, edits).await,
+            // A replica mostly sends complete paths.
+            EditKind::Replicated => HashMap::new(),
+        };
+        ReadBefore { lookup: Some(lookup), tails }
     }
 
     /// Removes revisions permanently, if they are leaves, with everything that no other leaf shares. Each
@@ -206,5 +217,48 @@ impl Database {
             callback(stage);
         }
         Ok(())
+    }
+}
+
+/// The tails of the winning leaves that interactive edits replace, by the `Seq` of their records. A leaf with a
+/// table of uploads is left out, since its update needs the whole value, and so is one that a snapshot of the
+/// persisted state doesn't show.
+async fn read_tails(
+    snapshot: &StoreSnapshot,
+    lookup: &Lookup,
+    edits: &[Edit],
+) -> HashMap<Seq, Vec<RevisionId>> {
+    let (mut tails, mut wanted, mut wanted_bytes) = (HashMap::new(), Vec::new(), 0);
+    for edit in edits {
+        let Some(revision) = edit.revision.as_ref().filter(|revision| has_tail(revision.generation)) else {
+            continue;
+        };
+        let Ok(Some(entry)) = snapshot.get_looked_up(&document_key(&edit.id), lookup).await else { continue };
+        let Ok(leaf) = LeafMeta::decode(&entry.meta) else { continue };
+        let needs_read = leaf.state.has_tail_in_value && !leaf.state.has_attachments;
+        if needs_read && leaf.revision == *revision {
+            wanted_bytes += u64::from(entry.location.length);
+            wanted.push(entry.location);
+            if wanted_bytes >= READ_AHEAD_BYTES_MAX {
+                read_values(snapshot, &wanted, &mut tails).await;
+                (wanted_bytes, wanted) = (0, Vec::new());
+            }
+        }
+    }
+    read_values(snapshot, &wanted, &mut tails).await;
+    tails
+}
+
+/// Reads leaves' records in bulk, and adds their tails.
+async fn read_values(
+    snapshot: &StoreSnapshot,
+    locations: &[Location],
+    tails: &mut HashMap<Seq, Vec<RevisionId>>,
+) {
+    for (location, record) in locations.iter().zip(snapshot.read_many(locations).await) {
+        let tail = record.map(|record| LeafValue::decode(&record.value()).and_then(|value| value.tail()));
+        if let Ok(Ok(tail)) = tail {
+            tails.insert(location.seq(), tail);
+        }
     }
 }

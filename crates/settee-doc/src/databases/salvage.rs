@@ -12,9 +12,7 @@ use settee_store::{Batch, Snapshot as StoreSnapshot, Stage, Store, StoreOptions}
 use crate::Result;
 use crate::attachments::Attachment;
 use crate::documents::keys::{conflict_prefix, document_key, without_attachments};
-use crate::documents::leaf_value::{
-    BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table, encode_table,
-};
+use crate::documents::leaf_value::{BODY_NAME, ENCODING_PLAIN, LeafValue, decode_table, encode_table};
 
 /// Removes incomplete attachments from the leaves of these documents, in the salvaged store in `directory`. A
 /// leaf keeps its revision, and its change is listed. Calls `report` with the document's id and the
@@ -35,11 +33,11 @@ pub(super) async fn drop_cut_attachments(
         let mut batch = Batch::new();
         for key in leaf_keys(&snapshot, id).await? {
             let Some(entry) = snapshot.get(&key).await? else { continue };
-            let value = snapshot.read(entry.location).await?.value();
-            let Some(&encoding @ (ENCODING_ATTACHMENTS | ENCODING_OUT_OF_LINE)) = value.first() else {
+            let value = LeafValue::decode(&snapshot.read(entry.location).await?.value())?;
+            if value.encoding == ENCODING_PLAIN {
                 continue;
-            };
-            let (mut attachments, body) = decode_table(&value.slice(1..))?;
+            }
+            let (mut attachments, body) = decode_table(&value.rest)?;
             let count = attachments.len();
             let mut kept = Vec::with_capacity(count);
             for attachment in attachments.drain(..) {
@@ -50,7 +48,7 @@ pub(super) async fn drop_cut_attachments(
                 }
             }
             if kept.len() < count {
-                let (meta, value) = encode(&entry.meta, encoding, &kept, &body);
+                let (meta, value) = encode(&entry.meta, &value, &kept, &body);
                 batch.put(&key, &meta, value, entry.in_seq_index);
             }
         }
@@ -81,10 +79,11 @@ async fn is_complete(snapshot: &StoreSnapshot, id: &str, attachment: &Attachment
     Ok(true)
 }
 
-/// Encodes a leaf's meta and value with only these attachments.
-fn encode(meta: &[u8], encoding: u8, attachments: &[Attachment], body: &[u8]) -> (Vec<u8>, Bytes) {
+/// Encodes a leaf's meta and value with only these attachments, and with its tail.
+fn encode(meta: &[u8], value: &LeafValue, attachments: &[Attachment], body: &[u8]) -> (Vec<u8>, Bytes) {
     if attachments.is_empty() {
-        return (without_attachments(meta), [&[ENCODING_PLAIN], body].concat().into());
+        let content = [&[ENCODING_PLAIN], body].concat();
+        return (without_attachments(meta), value.with_content(&content));
     }
-    (meta.to_vec(), encode_table(attachments, body, encoding))
+    (meta.to_vec(), value.with_content(&encode_table(attachments, body, value.encoding)))
 }

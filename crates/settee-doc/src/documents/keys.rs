@@ -2,8 +2,8 @@
 //!
 //! | key | meta | value |
 //! |---|---|---|
-//! | `d` id | the winning leaf | its body |
-//! | `c` id-size id revision | another leaf | its body |
+//! | `d` id | the winning leaf | its tail and its body |
+//! | `c` id-size id revision | another leaf | its tail and its body |
 //! | `p` id-size id revision | count | the ids of that revision's ancestors |
 //! | `a` id-size id upload number | | a chunk of an attachment, or of an out-of-line body |
 //! | `u` id-size id upload | | an upload intent: no leaf refers to these chunks yet |
@@ -13,15 +13,16 @@
 //!
 //! A revision in a key is its generation and the bytes of its id, at the key's end.
 //!
-//! A leaf's meta carries its path back to the last generation that is a multiple of `PATH_CHUNK_COUNT`; the
-//! rest of the path is stored in chunks of that many ids, each under the revision whose ancestors it lists.
-//! So the size of an update doesn't grow with the document's history, and leaves that share ancestors share
-//! their chunks. `path` encodes the ids. The formats are specified in `docs/format.md`.
+//! A leaf's meta has its own revision. Its tail, the path back to the last generation that is a multiple of
+//! `PATH_CHUNK_COUNT`, is in its value, which the index doesn't repeat; beside a large body it is in the meta
+//! (`leaf_value`). The rest of the path is stored in chunks of that many ids, each under the revision whose
+//! ancestors it lists. So the size of an update doesn't grow with the document's history, and leaves that share
+//! ancestors share their chunks. `path` encodes the ids. The formats are specified in `docs/format.md`.
 
 use settee_store::{Aggregates, KEY_SIZE_MAX};
 
 use super::id::ID_SIZE_MAX;
-use super::path::{LEAF_HEADER_SIZE_MAX, decode_ids, encode_ids, encoded_size, has_texts, is_cut, tail};
+use super::path::{LEAF_HEADER_SIZE_MAX, decode_ids, encode_ids, encoded_size, has_texts};
 use super::revision::{HASH_SIZE, REVISION_ID_SIZE_MAX, Revision, RevisionId};
 use crate::attachments::UploadId;
 use crate::{Error, Result};
@@ -53,8 +54,11 @@ const FLAG_ATTACHMENTS: u8 = 4;
 const FLAG_OUT_OF_LINE: u8 = 8;
 /// The ids are stored with their sizes.
 const FLAG_TEXTS: u8 = 16;
-/// The tail is cut: the leaf's ancestors are in the path chunk of the leaf itself.
-const FLAG_CUT: u8 = 32;
+/// The leaf's tail is in its value.
+const FLAG_TAIL_IN_VALUE: u8 = 32;
+/// Set in every leaf's meta: it, its value and its path chunks have the present form. Earlier versions, whose
+/// tails went back to other generations, didn't set it.
+const FLAG_FORM: u8 = 64;
 
 /// Bytes of a leaf's meta before its ids, without the size of an out-of-line body.
 const META_HEADER_SIZE: usize = 5;
@@ -220,13 +224,26 @@ fn sized_key(kind: u8, id: &str) -> Vec<u8> {
     key
 }
 
+/// What a leaf's meta says besides its path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LeafState {
+    pub deleted: bool,
+    /// Whether the document has other leaves. Only the winner's meta says so.
+    pub has_conflicts: bool,
+    /// Whether its value has a table of uploads: attachments, or an out-of-line body.
+    pub has_attachments: bool,
+    /// Whether its tail is in its value.
+    pub has_tail_in_value: bool,
+    /// Bytes of its out-of-line body; 0 if the body is inline.
+    pub out_of_line_bytes: u32,
+}
+
 /// A leaf's meta in the index.
 #[derive(Debug, Clone)]
 pub(crate) struct LeafMeta<'a> {
-    flags: u8,
+    pub state: LeafState,
     pub revision: Revision,
-    /// Bytes of its out-of-line body; 0 if the body is inline.
-    pub out_of_line_bytes: u32,
+    has_texts: bool,
     ids: &'a [u8],
 }
 
@@ -237,42 +254,37 @@ impl<'a> LeafMeta<'a> {
         let header_size = META_HEADER_SIZE + if is_out_of_line { OUT_OF_LINE_SIZE } else { 0 };
         let ids = meta.get(header_size..).filter(|ids| !ids.is_empty());
         let ids = ids.ok_or_else(|| Error::damaged("a leaf's meta has a wrong size"))?;
+        if flags & FLAG_FORM == 0 {
+            return Err(Error::damaged("a leaf was written in the form of an earlier version"));
+        }
         let generation = u32::from_le_bytes(meta[1..META_HEADER_SIZE].try_into().expect("4 bytes"));
-        let (id, count) = own_id(ids, flags & FLAG_TEXTS != 0)?;
+        let has_texts = flags & FLAG_TEXTS != 0;
+        let (id, count) = own_id(ids, has_texts)?;
         if generation == 0 || count > generation as usize {
             return Err(Error::damaged("a leaf's meta has more ancestors than generations"));
+        }
+        let has_tail_in_value = flags & FLAG_TAIL_IN_VALUE != 0;
+        if has_tail_in_value && count > 1 {
+            return Err(Error::damaged("a leaf's meta has ancestors that are in its value"));
         }
         let out_of_line_bytes = match is_out_of_line {
             true => u32::from_le_bytes(meta[META_HEADER_SIZE..header_size].try_into().expect("4 bytes")),
             false => 0,
         };
-        Ok(LeafMeta { flags, revision: Revision { generation, id }, out_of_line_bytes, ids })
+        let state = LeafState {
+            deleted: flags & FLAG_DELETED != 0,
+            has_conflicts: flags & FLAG_CONFLICTS != 0,
+            has_attachments: flags & FLAG_ATTACHMENTS != 0,
+            has_tail_in_value,
+            out_of_line_bytes,
+        };
+        Ok(LeafMeta { state, revision: Revision { generation, id }, has_texts, ids })
     }
 
-    pub(crate) fn deleted(&self) -> bool {
-        self.flags & FLAG_DELETED != 0
-    }
-
-    /// Whether the document has other leaves. Only the winner's meta has this flag.
-    pub(crate) fn has_conflicts(&self) -> bool {
-        self.flags & FLAG_CONFLICTS != 0
-    }
-
-    /// Whether its value begins with a table of uploads: attachments, or an out-of-line body.
-    pub(crate) fn has_attachments(&self) -> bool {
-        self.flags & FLAG_ATTACHMENTS != 0
-    }
-
-    /// Whether the ancestors are in the path chunk of the leaf itself.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.flags & FLAG_CUT != 0
-    }
-
-    /// The path from the leaf itself back to its chunk boundary, or as far as it is known; only the leaf
-    /// itself if it is cut.
-    pub(crate) fn tail(&self) -> Vec<RevisionId> {
+    /// The leaf itself and its tail; without the tail if that is in its value.
+    pub(crate) fn path(&self) -> Vec<RevisionId> {
         // `decode` has checked them.
-        decode_ids(self.ids, self.flags & FLAG_TEXTS != 0).flatten().collect()
+        decode_ids(self.ids, self.has_texts).flatten().collect()
     }
 }
 
@@ -295,28 +307,25 @@ fn own_id(ids: &[u8], has_texts: bool) -> Result<(RevisionId, usize)> {
     Ok((own.ok_or_else(damaged)?, count))
 }
 
-/// Encodes a leaf's meta; `path` begins with the leaf's own id and may go back further than the meta holds.
-pub(crate) fn encode_leaf_meta(
-    generation: u32,
-    path: &[RevisionId],
-    deleted: bool,
-    has_conflicts: bool,
-    has_attachments: bool,
-    out_of_line_bytes: u32,
-) -> Vec<u8> {
-    let tail = tail(generation, path);
-    let is_cut = is_cut(tail);
-    let ids = if is_cut { &tail[..1] } else { tail };
+/// Bytes of a leaf's meta with these ids, at most.
+pub(crate) fn leaf_meta_size(ids: &[RevisionId]) -> usize {
+    LEAF_HEADER_SIZE_MAX + encoded_size(ids, has_texts(ids))
+}
+
+/// Encodes a leaf's meta. `ids` are its own and its tail's; only its own if the tail is in the value.
+pub(crate) fn encode_leaf_meta(generation: u32, ids: &[RevisionId], state: LeafState) -> Vec<u8> {
     let has_texts = has_texts(ids);
-    let mut meta = Vec::with_capacity(LEAF_HEADER_SIZE_MAX + encoded_size(ids, has_texts));
+    let LeafState { deleted, has_conflicts, has_attachments, has_tail_in_value, out_of_line_bytes } = state;
     let flags = [
         (deleted, FLAG_DELETED),
         (has_conflicts, FLAG_CONFLICTS),
         (has_attachments, FLAG_ATTACHMENTS),
         (out_of_line_bytes > 0, FLAG_OUT_OF_LINE),
         (has_texts, FLAG_TEXTS),
-        (is_cut, FLAG_CUT),
+        (has_tail_in_value, FLAG_TAIL_IN_VALUE),
+        (true, FLAG_FORM),
     ];
+    let mut meta = Vec::with_capacity(LEAF_HEADER_SIZE_MAX + encoded_size(ids, has_texts));
     meta.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum());
     meta.extend_from_slice(&generation.to_le_bytes());
     if out_of_line_bytes > 0 {

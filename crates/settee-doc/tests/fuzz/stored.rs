@@ -1,15 +1,16 @@
-//! Stored data: metas, tables of attachments, keys.
+//! Stored data: metas, values, tables of attachments, keys.
 
 use bytes::Bytes;
 use settee_sim::fuzz::{Target, check_json};
 
 use crate::attachments::UnreferencedUpload;
 use crate::documents::keys::{
-    LeafMeta, aggregate, chunk_key, decode_intent_key, decode_number, decode_path_key, decode_purge_key,
-    describe, describe_name, encode_leaf_meta, encode_number, intent_key, path_key, path_prefix, purge_key,
+    LeafMeta, LeafState, aggregate, chunk_key, decode_intent_key, decode_number, decode_path_key,
+    decode_purge_key, describe, describe_name, encode_leaf_meta, encode_number, intent_key, path_key,
+    path_prefix, purge_key,
 };
-use crate::documents::leaf_value::{decode_table, encode_table};
-use crate::documents::path::{decode_chunk, encode_chunk, has_texts, is_cut, tail};
+use crate::documents::leaf_value::{LeafValue, add_tail, decode_table, encode_table};
+use crate::documents::path::{decode_chunk, encode_chunk, has_texts};
 use crate::documents::{Revision, RevisionId};
 
 const HASHES: &str = "0123456789abcdefABCDEFGHIJKLMNOP";
@@ -18,11 +19,15 @@ pub(super) const STORED: Target = Target {
     name: "stored",
     check: stored,
     corpus: &[
-        b"m\x00\x01\x00\x00\x000123456789abcdef",
-        b"m\x07\x12\x00\x00\x000123456789abcdefABCDEFGHIJKLMNOP",
-        b"m\x0c\x02\x00\x00\x00\x00\x00\x10\x000123456789abcdef",
-        b"m\x10\x02\x00\x00\x00\x01b\x01a",
-        b"m\x18\x02\x00\x00\x00\x00\x00\x10\x00\x100123456789abcdef\x00",
+        b"m\x40\x01\x00\x00\x000123456789abcdef",
+        b"m\x47\x12\x00\x00\x000123456789abcdefABCDEFGHIJKLMNOP",
+        b"m\x67\x12\x00\x00\x000123456789abcdef",
+        b"m\x4c\x02\x00\x00\x00\x00\x00\x10\x000123456789abcdef",
+        b"m\x50\x02\x00\x00\x00\x01b\x01a",
+        b"m\x58\x02\x00\x00\x00\x00\x00\x10\x00\x100123456789abcdef\x00",
+        b"v\x00\"a\":1",
+        b"v\x04\x020123456789abcdefABCDEFGHIJKLMNOP\"a\":1",
+        b"v\x05\x82\x01b\x01a\x02\x00\x00\x00[]",
         b"h\x020123456789abcdefABCDEFGHIJKLMNOP",
         b"h\x82\x01b\x01a",
         b"t\x02\x00\x00\x00[]\"a\":1",
@@ -37,10 +42,10 @@ pub(super) const STORED: Target = Target {
         b"kg\x00\x00\x00\x00\x00\x00\x00\x07",
         b"l0123456789abcdef\x02\x00\x00\x00ABCDEFGHIJKLMNOP\x00\x01\x00\x00",
     ],
-    words: &[HASHES, "\u{1}b", "\u{10}", "m", "h", "t", "k", "\"name\":", "\"revpos\":", "\"upload\":", "[", "]", "{}", ",", "d", "u", "g"],
+    words: &[HASHES, "\u{1}b", "\u{10}", "m", "v", "h", "t", "k", "\"name\":", "\"revpos\":", "\"upload\":", "[", "]", "{}", ",", "d", "u", "g"],
     generate: |source| {
         let mut meta = b"m".to_vec();
-        let flags = source.below(32) as u8;
+        let flags = 64 + source.below(64) as u8;
         meta.push(flags);
         meta.extend_from_slice(&(source.below(40) as u32).to_le_bytes());
         if flags & 8 != 0 {
@@ -60,6 +65,7 @@ pub(super) const STORED: Target = Target {
 fn stored(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'm', meta)) => leaf_meta(meta),
+        Some((b'v', value)) => leaf_value(value),
         Some((b'h', chunk)) => path_chunk(chunk),
         Some((b't', table)) => attachment_table(table),
         Some((b'k', key)) => any_key(key),
@@ -68,8 +74,7 @@ fn stored(input: &[u8]) -> bool {
     }
 }
 
-/// A decoded leaf's meta encodes to the same bytes, as far back as a meta reaches, if its ids need their
-/// sizes.
+/// A decoded leaf's meta encodes to the same bytes, if its ids need their sizes.
 fn leaf_meta(bytes: &[u8]) -> bool {
     let _ = aggregate(b"dx", bytes, 7);
     if let Ok(number) = decode_number(bytes) {
@@ -77,30 +82,41 @@ fn leaf_meta(bytes: &[u8]) -> bool {
     }
     let Ok(meta) = LeafMeta::decode(bytes) else { return false };
     let generation = meta.revision.generation;
-    let path = meta.tail();
+    let path = meta.path();
     assert_eq!(path[0], meta.revision.id);
     // An out-of-line body has its length behind the generation.
     let header_size = if bytes[0] & 8 == 0 { 5 } else { 9 };
     let has_sizes = bytes[0] & 16 != 0;
-    let stored = |ids: &[RevisionId]| -> usize {
-        ids.iter().map(|id| id.as_bytes().len() + usize::from(has_sizes)).sum()
-    };
-    assert!(path.len() <= generation as usize && stored(&path) + header_size == bytes.len());
-    let (deleted, conflicts, attachments) = (meta.deleted(), meta.has_conflicts(), meta.has_attachments());
-    let out_of_line_bytes = meta.out_of_line_bytes;
-    let encoded = encode_leaf_meta(generation, &path, deleted, conflicts, attachments, out_of_line_bytes);
-    let tail = tail(generation, &path);
-    let kept = if is_cut(tail) { &tail[..1] } else { tail };
-    if has_texts(kept) == has_sizes {
-        let cut = if is_cut(tail) { 32 } else { 0 };
-        let flags = bytes[0] & 23 | if out_of_line_bytes > 0 { 8 } else { 0 } | cut;
-        let length = if out_of_line_bytes > 0 { &bytes[5..9] } else { &[] };
-        let ids = &bytes[header_size..header_size + stored(kept)];
-        assert_eq!(encoded, [&[flags], &bytes[1..5], length, ids].concat());
+    let size: usize = path.iter().map(|id| id.as_bytes().len() + usize::from(has_sizes)).sum();
+    assert!(path.len() <= generation as usize && size + header_size == bytes.len());
+    assert!(path.len() == 1 || !meta.state.has_tail_in_value);
+    let encoded = encode_leaf_meta(generation, &path, meta.state);
+    // The highest flag has no meaning, and a body that is out of line is not empty.
+    let has_length = meta.state.out_of_line_bytes > 0;
+    if has_texts(&path) == has_sizes && has_length == (bytes[0] & 8 != 0) {
+        assert_eq!(encoded, [&[bytes[0] & 127], &bytes[1..]].concat());
     }
     let decoded = LeafMeta::decode(&encoded).expect("it was encoded");
-    assert_eq!((&decoded.revision, decoded.out_of_line_bytes), (&meta.revision, out_of_line_bytes));
-    assert_eq!((decoded.tail().as_slice(), decoded.is_cut()), (kept, is_cut(tail)));
+    let LeafState { deleted, .. } = meta.state;
+    assert_eq!((bytes[0] & 1 != 0, decoded.state), (deleted, meta.state));
+    assert_eq!((decoded.path(), decoded.revision), (path, meta.revision));
+    true
+}
+
+/// A leaf's value is divided into its parts, of which it can be made again.
+fn leaf_value(bytes: &[u8]) -> bool {
+    let Ok(value) = LeafValue::decode(&Bytes::copy_from_slice(bytes)) else { return false };
+    let content = [&[value.encoding], &value.rest[..]].concat();
+    assert!(bytes.ends_with(&value.rest));
+    assert_eq!(value.with_content(&content)[..], *bytes);
+    let Ok(tail) = value.tail() else { return false };
+    if tail.is_empty() {
+        assert_eq!(content, bytes);
+        return true;
+    }
+    let made = add_tail(&tail, &content);
+    let decoded = LeafValue::decode(made.bytes()).expect("it was encoded");
+    assert_eq!((decoded.tail().ok(), decoded.rest), (Some(tail), value.rest));
     true
 }
 

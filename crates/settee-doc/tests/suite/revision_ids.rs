@@ -157,10 +157,10 @@ fn nothing_of_a_removed_path_of_long_ids_remains() {
 }
 
 #[test]
-fn an_update_after_long_ids_removes_the_chunk_of_a_cut_path() {
+fn an_update_after_long_ids_stores_them_once() {
     with_database(5, async |db| {
         let leaf = replicate(&db, replica("a", 20, &long_path(20), "{}")).await;
-        let with_cut = db.info().active_bytes;
+        let with_long = db.info().active_bytes;
         let mut last = leaf.clone();
         for _ in 0..40 {
             let mut edit = parse("{}");
@@ -172,6 +172,6 @@ fn an_update_after_long_ids_removes_the_chunk_of_a_cut_path() {
         assert_eq!(history[40..], long_path(20));
         // The long ids are stored once, each with its size, whatever chunks they are in.
         let after = db.info().active_bytes;
-        assert!(after < with_cut + 60 * 17 + 512, "{after} after {with_cut}");
+        assert!(after < with_long + 60 * 17 + 512, "{after} after {with_long}");
     });
 }

@@ -35,11 +35,11 @@ fn paths_and_storage_stay_within_the_limit() {
             let history = db.snapshot().history("a", &last).await.unwrap();
             assert_eq!(history.len() as u64, limit);
             let before = db.info().active_bytes;
-            // A multiple of a chunk's generations: the same number is left over.
-            let last = update(&db, 320, Some(last)).await;
+            // A multiple of a long chunk's generations: the same number is left over.
+            let last = update(&db, 288, Some(last)).await;
             assert_eq!(db.snapshot().history("a", &last).await.unwrap().len() as u64, limit);
             let after = db.info().active_bytes;
-            println!("limit {limit}: {before} bytes live after {settled} updates, {after} after 320 more");
+            println!("limit {limit}: {before} bytes live after {settled} updates, {after} after 288 more");
             assert_eq!(after, before);
         });
     }

@@ -48,6 +48,17 @@ impl Snapshot {
         self.version.get(key, self.lookup.as_deref()).await
     }
 
+    /// The entry of `key`; the tree isn't read if `lookup` has the key.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    ///
+    /// # Panics
+    /// If the lookup isn't one in this snapshot: see [`Store::look_up_in`](crate::Store::look_up_in).
+    pub async fn get_looked_up(&self, key: &[u8], lookup: &Lookup) -> Result<Option<Entry>, ReadError> {
+        self.version.get(key, Some(lookup)).await
+    }
+
     /// The entries of many keys, in any order. Nodes of the index that several keys need are read once, and
     /// the reads of a level are in flight together.
     ///

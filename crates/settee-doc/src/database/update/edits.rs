@@ -7,17 +7,17 @@
 use std::sync::Arc;
 
 use settee_io::yield_now;
-use settee_store::{Batch, Lookup, Snapshot as StoreSnapshot, Value};
+use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
-use super::updater::{Decided, Outcome, Updater};
+use super::updater::{Decided, Outcome, ReadBefore, Updater};
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
-use crate::documents::keys::{encode_number, local_key, path_key};
+use crate::documents::keys::{LeafState, encode_number, local_key, path_key};
 use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
-use crate::documents::path::{PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_count};
-use crate::documents::rev_tree::{LeafBody, TreeLeaf, leaves, merge};
+use crate::documents::path::{chunk_boundary, chunk_length, decode_chunk_count, has_tail};
+use crate::documents::rev_tree::{TreeLeaf, leaves, merge};
 use crate::documents::{Edit, Revision, RevisionId, check_document_id, partition_of, partition_prefix};
 use crate::{Error, ErrorKind, Result};
 
@@ -34,7 +34,7 @@ pub(crate) enum EditKind {
 }
 
 impl Updater<'_> {
-    /// Makes edits, whose documents `lookup` has looked up, and appends their outcomes.
+    /// Makes edits, for which `read` was read, and appends their outcomes.
     ///
     /// # Errors
     /// A commit failed; later edits weren't tried.
@@ -42,10 +42,10 @@ impl Updater<'_> {
         &mut self,
         edits: &[Edit],
         kind: EditKind,
-        lookup: Option<Lookup>,
+        read: ReadBefore,
         outcomes: &mut Vec<Result<Revision>>,
     ) -> Result<()> {
-        self.use_lookup(lookup).await?;
+        self.use_read(read).await?;
         for (edit, index) in edits.iter().zip(0..) {
             if index > 0 && index % EDITS_PER_YIELD == 0 {
                 // Edits of documents whose index is in memory never wait.
@@ -93,17 +93,27 @@ impl Updater<'_> {
     async fn decide_update(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let latest = self.writer.latest();
-        let old = leaves(&latest, &edit.id).await?;
+        let mut old = leaves(&latest, &edit.id).await?;
         let parent = match (&edit.revision, old.first()) {
             (None, None) => None,
-            (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
+            (None, Some(winner)) if winner.deleted && !edit.deleted => Some(0),
             (Some(revision), Some(_)) => {
-                Some(old.iter().find(|leaf| leaf.revision == *revision).ok_or_else(Error::conflict)?)
+                Some(old.iter().position(|leaf| leaf.revision == *revision).ok_or_else(Error::conflict)?)
             }
             _ => return Err(Error::conflict()),
         };
         checked?;
-        let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
+        let mut generation = 1;
+        if let Some(parent) = parent {
+            let parent = &mut old[parent];
+            generation = parent.revision.generation.saturating_add(1);
+            self.read_tail(&latest, parent).await?;
+            if !has_tail(generation) {
+                // The new leaf's chunk lists these ancestors.
+                parent.complete_path(&latest, &edit.id, generation - chunk_length(generation)).await?;
+            }
+        }
+        let parent = parent.map(|parent| &old[parent]);
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
         // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
@@ -160,7 +170,10 @@ impl Updater<'_> {
         }
         let path = if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() };
         let latest = self.writer.latest();
-        let old = leaves(&latest, &edit.id).await?;
+        let mut old = leaves(&latest, &edit.id).await?;
+        for leaf in old.iter_mut().filter(|leaf| leaf.revision.generation > revision.generation) {
+            leaf.read_tail(&latest).await?;
+        }
         let mut new = old.clone();
         if old.iter().any(|leaf| leaf.descends_from(&revision)) {
             // Already known: the uploads that came with it are removed.
@@ -171,9 +184,12 @@ impl Updater<'_> {
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
         let leaf = new_leaf(edit, revision.clone(), path, attachments, self.database.leaf_bytes_max)?;
-        let oldest_generation = oldest_generation_needed(&latest, &edit.id, &leaf).await?;
+        let joins_at = generation_to_join(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
-            known.complete_path(&latest, &edit.id, oldest_generation.min(revision.generation)).await?;
+            known.complete_path(&latest, &edit.id, joins_at.unwrap_or(revision.generation)).await?;
+            if joins_at.is_some_and(|generation| known.revision.generation == generation) {
+                known.read_tail(&latest).await?;
+            }
         }
         if !merge(&mut new, leaf) {
             return Ok(Decided { outcome: revision, records: Records::default() });
@@ -263,38 +279,30 @@ fn new_leaf(
         return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
     let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());
-    let body = LeafBody::New(body, attachments);
-    Ok(TreeLeaf {
-        revision,
-        deleted,
-        path,
-        body,
-        has_attachments,
-        out_of_line_bytes,
-        stored_as_winner: false,
-    })
+    let state = LeafState { deleted, has_attachments, out_of_line_bytes, ..LeafState::default() };
+    Ok(TreeLeaf::new(revision, path, state, body, attachments))
 }
 
-/// The generation down to which the stored leaves' paths must be read to merge this new leaf.
+/// The oldest generation of a new leaf's path, if the path may join a stored one there that continues further
+/// back.
 ///
-/// If a full chunk is stored for a revision on its path, or its path is complete, this is the leaf's own
-/// generation: the older part is known, and only whether the leaf already exists is in question. Otherwise it
-/// is the oldest generation of its path, where it may join a stored path that continues further back.
-async fn oldest_generation_needed(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<u32> {
+/// `None` if a full chunk is stored for a revision on the path, or the path is complete: then the older part is
+/// known.
+async fn generation_to_join(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<Option<u32>> {
     let generation = leaf.revision.generation;
     let oldest = generation - (leaf.path.len() as u32 - 1);
-    let mut boundary = chunk_boundary(generation);
+    let mut boundary = chunk_boundary(generation - 1);
     while boundary > 0 {
         let Some(ancestor_id) = leaf.ancestor(boundary) else {
-            return Ok(oldest);
+            return Ok(Some(oldest));
         };
         let ancestor = Revision { generation: boundary, id: ancestor_id.clone() };
         let chunk = latest.get(&path_key(id, &ancestor)).await?;
-        if chunk.is_some_and(|chunk| decode_chunk_count(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
-            return Ok(generation);
+        if chunk.is_some_and(|chunk| decode_chunk_count(&chunk.meta) >= chunk_length(boundary) as usize) {
+            return Ok(None);
         }
-        boundary = chunk_boundary(boundary);
+        boundary = chunk_boundary(boundary - 1);
     }
     // No full chunk is stored for any revision on the path.
-    Ok(if oldest == 1 { generation } else { oldest })
+    Ok((oldest > 1).then_some(oldest))
 }

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use settee_store::Snapshot as StoreSnapshot;
 
-use super::records::{Records, remove_cut_ancestors, remove_unused_attachments, rewrite};
+use super::records::{Records, remove_unused_attachments, rewrite};
 use super::updater::Updater;
 use crate::Result;
 use crate::database::counters::{Counter, remove_purge_infos};
@@ -77,7 +77,6 @@ async fn remove(latest: &StoreSnapshot, id: &str, old: &[TreeLeaf]) -> Result<Re
         if !leaf.stored_as_winner {
             records.batch.delete(&conflict_key(id, &leaf.revision));
         }
-        remove_cut_ancestors(&mut records.batch, id, leaf);
     }
     remove_unused_attachments(&mut records, latest, id, old, &[]).await?;
     Ok(records)

@@ -12,8 +12,9 @@ use crate::Result;
 use crate::attachments::{Attachment, UnreferencedUpload, UploadGuard, remove_unused};
 use crate::database::counters::Counter;
 use crate::documents::design::DESIGN_PREFIX;
-use crate::documents::keys::{conflict_key, document_key, encode_leaf_meta, path_key};
-use crate::documents::path::{PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk};
+use crate::documents::keys::{LeafState, conflict_key, document_key, encode_leaf_meta, path_key};
+use crate::documents::leaf_value::{add_tail, is_tail_in_value};
+use crate::documents::path::{LONG_CHUNK_COUNT, PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk, tail};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, needs_chunk, unused_chunks};
 use crate::documents::{Revision, RevisionId};
 
@@ -66,28 +67,19 @@ pub(super) async fn rewrite(
     let has_conflicts = new.len() > 1;
     for leaf in new {
         let wins = leaf.rank() == winner;
-        let body = match &leaf.body {
-            LeafBody::New(body, _) => body.clone(),
-            // Its key doesn't change.
-            LeafBody::Stored(_) if !wins && !leaf.stored_as_winner => continue,
-            LeafBody::Stored(location) => Value::new(latest.read(*location).await?.value()),
-        };
-        let generation = leaf.revision.generation;
-        let meta = encode_leaf_meta(
-            generation,
-            &leaf.path,
-            leaf.deleted,
-            wins && has_conflicts,
-            leaf.has_attachments,
-            leaf.out_of_line_bytes,
-        );
+        // Its key doesn't change.
+        if matches!(leaf.body, LeafBody::Stored(_)) && !wins && !leaf.stored_as_winner {
+            continue;
+        }
+        let (meta, value) = encode(latest, leaf, wins && has_conflicts).await?;
         match wins {
-            true => batch.put_value(&document_key(id), &meta, body, true),
-            false => batch.put_value(&conflict_key(id, &leaf.revision), &meta, body, false),
+            true => batch.put_value(&document_key(id), &meta, value, true),
+            false => batch.put_value(&conflict_key(id, &leaf.revision), &meta, value, false),
         }
         if matches!(leaf.body, LeafBody::New(..)) {
-            let starts_path_chunk = generation % PATH_CHUNK_COUNT == 1;
-            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || starts_path_chunk;
+            let ends_path_chunk = leaf.revision.generation.is_multiple_of(PATH_CHUNK_COUNT);
+            let has_put = put_chunks(batch, latest, id, leaf, !has_conflicts, revs_limit).await?;
+            is_pruning_due |= has_put || ends_path_chunk;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, &leaf.revision));
         }
@@ -98,9 +90,6 @@ pub(super) async fn rewrite(
             batch.delete(&conflict_key(id, &leaf.revision));
         }
     }
-    for leaf in old.iter().filter(|leaf| !kept.contains(&leaf.revision)) {
-        remove_cut_ancestors(batch, id, leaf);
-    }
     if is_pruning_due {
         prune(batch, latest, id, new, revs_limit).await?;
     }
@@ -108,16 +97,26 @@ pub(super) async fn rewrite(
     Ok(records)
 }
 
-fn revisions(leaves: &[TreeLeaf]) -> HashSet<&Revision> {
-    leaves.iter().map(|leaf| &leaf.revision).collect()
+/// A leaf's meta and value. The value of a stored leaf, which has its tail, is read.
+async fn encode(latest: &StoreSnapshot, leaf: &TreeLeaf, has_conflicts: bool) -> Result<(Vec<u8>, Value)> {
+    let generation = leaf.revision.generation;
+    let (value, has_tail_in_value) = match &leaf.body {
+        LeafBody::New(content, _) => match is_tail_in_value(generation, &leaf.path, content.bytes().len()) {
+            true => (add_tail(tail(generation, &leaf.path), content.bytes()), true),
+            false => (content.clone(), false),
+        },
+        LeafBody::Stored(location) => {
+            (Value::new(latest.read(*location).await?.value()), leaf.has_tail_in_value)
+        }
+    };
+    let TreeLeaf { deleted, has_attachments, out_of_line_bytes, .. } = *leaf;
+    let state = LeafState { deleted, has_conflicts, has_attachments, has_tail_in_value, out_of_line_bytes };
+    let in_meta = if has_tail_in_value { 0 } else { tail(generation, &leaf.path).len() };
+    Ok((encode_leaf_meta(generation, &leaf.path[..1 + in_meta], state), value))
 }
 
-/// Removes the chunk of a removed leaf's cut tail. At a chunk boundary the chunk is kept, since the leaf's
-/// descendants may need it; pruning removes it.
-pub(super) fn remove_cut_ancestors(batch: &mut Batch, id: &str, leaf: &TreeLeaf) {
-    if leaf.cut_ancestors().is_some() && !leaf.revision.generation.is_multiple_of(PATH_CHUNK_COUNT) {
-        batch.delete(&path_key(id, &leaf.revision));
-    }
+fn revisions(leaves: &[TreeLeaf]) -> HashSet<&Revision> {
+    leaves.iter().map(|leaf| &leaf.revision).collect()
 }
 
 /// Removes path chunks that have become too old for every leaf. It looks only at the oldest ones and runs
@@ -167,26 +166,50 @@ pub(super) async fn remove_unused_attachments(
 }
 
 /// Adds the chunks of a new leaf's path that aren't stored, or are stored with fewer ancestors: a replica may
-/// know more of the path than an earlier one. Chunks that are too old are left out. Returns whether any were
-/// added, except that of a cut tail.
+/// know more of the path than an earlier one. Chunks that are too old are left out, and so are ancestors. Removes
+/// the chunks that a long one replaces if the leaf is the document's only one, since other paths may need them.
+/// Returns whether any were added.
 async fn put_chunks(
     batch: &mut Batch,
     latest: &StoreSnapshot,
     id: &str,
     leaf: &TreeLeaf,
+    is_only_leaf: bool,
     revs_limit: u32,
 ) -> Result<bool> {
-    if let Some(ancestors) = leaf.cut_ancestors() {
-        put_chunk(batch, latest, id, &leaf.revision, ancestors).await?;
-    }
     let mut has_put = false;
     for (chunk_revision, ancestors) in leaf.chunks() {
         if !needs_chunk(leaf.revision.generation, chunk_revision.generation, revs_limit) {
             break;
         }
-        has_put |= put_chunk(batch, latest, id, &chunk_revision, ancestors).await?;
+        let ancestors = &ancestors[..ancestors.len().min(revs_limit as usize - 1)];
+        if put_chunk(batch, latest, id, &chunk_revision, ancestors).await? {
+            has_put = true;
+            if is_only_leaf && chunk_revision.generation.is_multiple_of(LONG_CHUNK_COUNT) {
+                remove_replaced_chunks(batch, latest, id, &chunk_revision, ancestors).await?;
+            }
+        }
     }
     Ok(has_put)
+}
+
+/// Removes the chunks whose ancestors are all among those of a long chunk.
+async fn remove_replaced_chunks(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    long: &Revision,
+    ancestors: &[RevisionId],
+) -> Result<()> {
+    for back in (PATH_CHUNK_COUNT..LONG_CHUNK_COUNT).step_by(PATH_CHUNK_COUNT as usize) {
+        let Some(ancestor) = ancestors.get(back as usize - 1) else { break };
+        let key = path_key(id, &Revision { generation: long.generation - back, id: ancestor.clone() });
+        let stored = latest.get(&key).await?;
+        if stored.is_some_and(|chunk| back as usize + decode_chunk_count(&chunk.meta) <= ancestors.len()) {
+            batch.delete(&key);
+        }
+    }
+    Ok(())
 }
 
 /// Adds the chunk of a revision's ancestors unless it is stored with as many.

@@ -3,13 +3,14 @@
 //! `edits` and `purge` decide what is changed and make the records, which `commit` of this file writes as one
 //! batch. `finish` ends the update and releases the store's writer; its caller then waits for durability.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use settee_store::{Batch, Lookup, Seq, Stage, Writer};
+use settee_store::{Batch, Lookup, Seq, Snapshot as StoreSnapshot, Stage, Writer};
 
 use super::records::Records;
 use crate::database::Database;
-use crate::documents::Edit;
+use crate::documents::rev_tree::TreeLeaf;
+use crate::documents::{Edit, RevisionId};
 use crate::events::UpdateNotifier;
 use crate::{Error, ErrorKind, Result};
 
@@ -29,12 +30,24 @@ pub(crate) struct Updater<'a> {
     pub(super) records: Records,
     /// Ids whose edits are among the records, and therefore not in the index yet.
     pub(super) uncommitted_ids: HashSet<String>,
+    /// See [`ReadBefore`].
+    tails: HashMap<Seq, Vec<RevisionId>>,
     /// Whether every edit is a deletion without a body, or a purge of a whole document; such a batch may use
     /// the disk reserve.
     pub(super) frees_space: bool,
     /// Whether an edit left unreferenced uploads to be removed.
     is_removal_due: bool,
     notification: NotifyOnDrop<'a>,
+}
+
+/// What was read for edits before the writer was waited for.
+#[derive(Default)]
+pub(crate) struct ReadBefore {
+    /// The tree's entries of the edits' documents; `None` if they couldn't be read.
+    pub(crate) lookup: Option<Lookup>,
+    /// The tails of leaves that the edits replace, each by the `Seq` of its record. A record never changes, so
+    /// a tail is right whatever has been accepted since.
+    pub(crate) tails: HashMap<Seq, Vec<RevisionId>>,
 }
 
 /// Notifies `_db_updates` subscribers of an accepted change on drop, so also when the writer is cancelled.
@@ -69,6 +82,7 @@ impl<'a> Updater<'a> {
             revs_limit: database.path_limit(),
             records: Records::default(),
             uncommitted_ids: HashSet::new(),
+            tails: HashMap::new(),
             frees_space: true,
             is_removal_due: false,
             notification: NotifyOnDrop { changed: &database.update_notifier, is_due: false },
@@ -124,15 +138,24 @@ impl<'a> Updater<'a> {
         Ok((self.writer.last_seq(), self.notification))
     }
 
-    /// Uses what was looked up for the next edits. Commits the earlier ones first, since the entries that they
+    /// Uses what was read for the next edits. Commits the earlier ones first, since the entries that they
     /// replace are in the lookup before.
-    pub(super) async fn use_lookup(&mut self, lookup: Option<Lookup>) -> Result<()> {
+    pub(super) async fn use_read(&mut self, ReadBefore { lookup, tails }: ReadBefore) -> Result<()> {
         self.commit().await?;
+        self.tails = tails;
         if let Some(lookup) = lookup {
             // If the keys can't be looked up again, each edit reads the index, and reports the error.
             let _ = self.writer.set_lookup(lookup).await;
         }
         Ok(())
+    }
+
+    /// Reads the tail of a leaf that an edit replaces, unless it was read before.
+    pub(super) async fn read_tail(&mut self, latest: &StoreSnapshot, leaf: &mut TreeLeaf) -> Result<()> {
+        match self.tails.remove(&leaf.location().seq()).filter(|_| leaf.has_unread_tail) {
+            Some(tail) => leaf.use_tail(&tail),
+            None => leaf.read_tail(latest).await,
+        }
     }
 
     /// Commits earlier edits of the same request to this document, so that this edit sees them.

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::documents::keys::encode_leaf_meta;
-use crate::documents::path::{decode_chunk, decode_chunk_count, encode_chunk};
+use crate::documents::leaf_value::{ENCODING_PLAIN, add_tail, is_tail_in_value};
+use crate::documents::path::{decode_chunk, decode_chunk_count, encode_chunk, tail};
 
 /// A tree's revisions, each with its parent. Revision `i` descends from an earlier one.
 fn revisions(parents: &[usize]) -> Vec<(Revision, Option<usize>)> {
@@ -81,6 +82,7 @@ proptest! {
     fn chunks_and_tail_hold_the_complete_path(
         generation in 1..200_u32,
         known in 1..200_usize,
+        content_bytes in prop_oneof![1..3_usize, 32_767..32_770_usize],
         out_of_line_bytes in prop_oneof![Just(0), any::<u32>()],
         kinds in prop_oneof![
             Just(vec![0]),
@@ -90,23 +92,30 @@ proptest! {
         let parents: Vec<usize> = (0..generation as usize).map(|index| index.saturating_sub(1)).collect();
         let made = revisions_of(&parents, |index| kinds[index % kinds.len()]);
         let leaf = leaf(&made, generation as usize - 1, known);
-        let meta = encode_leaf_meta(generation, &leaf.path, false, false, false, out_of_line_bytes);
+        let content = [vec![ENCODING_PLAIN], vec![b'x'; content_bytes - 1]].concat();
+        let own_tail = tail(generation, &leaf.path);
+        let has_tail_in_value = is_tail_in_value(generation, &leaf.path, content_bytes);
+        prop_assert!(!has_tail_in_value || !own_tail.is_empty());
+        let state = LeafState { has_tail_in_value, out_of_line_bytes, ..LeafState::default() };
+        let in_meta = if has_tail_in_value { 1 } else { 1 + own_tail.len() };
+        let meta = encode_leaf_meta(generation, &leaf.path[..in_meta], state);
         prop_assert!(meta.len() <= settee_store::META_SIZE_MAX);
         let decoded = LeafMeta::decode(&meta).unwrap();
-        prop_assert_eq!(decoded.out_of_line_bytes, out_of_line_bytes);
+        prop_assert_eq!(decoded.state, state);
         prop_assert_eq!(&decoded.revision, &leaf.revision);
-        let mut path = decoded.tail();
-        let cut = leaf.cut_ancestors();
-        prop_assert_eq!(decoded.is_cut(), cut.is_some());
+        let mut path = decoded.path();
+        prop_assert_eq!(path.len(), in_meta);
+        if has_tail_in_value {
+            let value = LeafValue::decode(add_tail(own_tail, &content).bytes()).unwrap();
+            prop_assert_eq!(value.encoding, ENCODING_PLAIN);
+            prop_assert_eq!(&value.rest[..], &content[1..]);
+            path.extend(value.tail().unwrap());
+        }
         let read = |ancestors: &[RevisionId]| {
             let (meta, value) = encode_chunk(ancestors);
             assert_eq!(decode_chunk_count(&meta), ancestors.len());
             decode_chunk(&meta, &value).unwrap()
         };
-        if let Some(cut) = cut {
-            prop_assert_eq!(path.len(), 1);
-            path.extend(read(cut));
-        }
         for (chunk_revision, ancestors) in leaf.chunks() {
             prop_assert_eq!(chunk_revision.generation % PATH_CHUNK_COUNT, 0);
             prop_assert_eq!(&chunk_revision.id, path.last().unwrap());
