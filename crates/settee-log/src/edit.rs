@@ -40,7 +40,7 @@ pub struct Edit<'a> {
 
 /// What an edit does to the set.
 struct Delta {
-    listed: Vec<Segment>,
+    listed: Vec<Arc<Segment>>,
     removed: Vec<Arc<Segment>>,
     added: Option<Arc<Segment>>,
     listed_to: u32,
@@ -48,16 +48,16 @@ struct Delta {
 
 impl Delta {
     /// Changes the set.
-    fn apply(self, set: &mut SegmentSet) {
-        for segment in self.listed {
+    fn apply(&self, set: &mut SegmentSet) {
+        for segment in &self.listed {
             set.remove(segment.name.last);
-            set.insert(Arc::new(segment));
+            set.insert(segment.clone());
         }
         for segment in &self.removed {
             let removed = set.remove(segment.name.last);
             assert!(removed.is_some_and(|removed| Arc::ptr_eq(&removed, segment)), "only an edit removes it");
         }
-        self.added.into_iter().for_each(|segment| set.insert(segment));
+        self.added.iter().for_each(|segment| set.insert(segment.clone()));
         set.set_listed_to(self.listed_to);
     }
 }
@@ -117,7 +117,7 @@ impl Shared {
 
     /// The sealed segments after the listed ones that have no record after `seq`, and the last of their
     /// numbers.
-    fn sealed_segments(&self, set: &SegmentSet, seq: Seq) -> (Vec<Segment>, u32) {
+    fn sealed_segments(&self, set: &SegmentSet, seq: Seq) -> (Vec<Arc<Segment>>, u32) {
         let (mut listed, mut listed_to) = (Vec::new(), set.listed_to());
         for info in self.lock().segment_infos() {
             if info.last_seq > seq || !info.is_sealed {
@@ -126,7 +126,7 @@ impl Shared {
             let Some(segment) = set.get(info.number) else { break };
             let segment = segment.closed(info.frame_bytes).with_chunks(self.chunks.as_ref());
             listed_to = info.number;
-            listed.push(segment);
+            listed.push(Arc::new(segment));
         }
         (listed, listed_to)
     }
@@ -143,20 +143,8 @@ impl Shared {
         self.check_editable()?;
         let names = {
             let mut next = set.clone();
-            let Delta { listed, removed, added, listed_to } = &delta;
-            let listed = listed.iter().map(|segment| segment.name);
-            for name in listed.clone() {
-                next.remove(name.last);
-            }
-            for segment in removed {
-                next.remove(segment.name.last);
-            }
-            added.iter().cloned().for_each(|segment| next.insert(segment));
-            next.set_listed_to(*listed_to);
-            let mut names = next.names();
-            names.extend(listed);
-            names.sort_unstable_by_key(|name| name.last);
-            names
+            delta.apply(&mut next);
+            next.names()
         };
         if let Some(what) = SegmentSet::violated_invariant(&names, delta.listed_to) {
             panic!("the next manifest is invalid: {what}");

@@ -69,6 +69,9 @@ impl Log {
     /// returns. Returns false if there was nothing to change. While the sync of the directory lacks a file
     /// descriptor, it is repeated as long as `keep_trying` says so.
     ///
+    /// Await it in a task of its own: if its future is dropped midway, the present set stays, and until the next
+    /// edit it is unknown which manifest is durable.
+    ///
     /// # Errors
     /// See [`EditError`]. If the failure came after the manifest was replaced, [`Log::edit_error`] returns it
     /// from then on.
