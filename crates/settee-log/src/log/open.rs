@@ -119,6 +119,7 @@ impl Log {
         }
         let end =
             Watermark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
+        let is_marked = found.is_marked();
         let mut open = found.open;
         if let Some(segment) = &mut open {
             segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
@@ -127,6 +128,7 @@ impl Log {
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             tail: found.tail,
+            is_marked,
         };
         let state = LogState::new(options, env.buffers.clone(), end, continuation, open, found.segments);
         let shared = Shared::new(env, directory, directory_syncs, options, found.files, state);
