@@ -6,6 +6,7 @@ mod checkpoints;
 mod common;
 mod failpoints;
 mod failures;
+mod flips;
 mod lookups;
 mod merges;
 mod model;
