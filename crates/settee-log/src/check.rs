@@ -63,6 +63,15 @@ pub struct SegmentCheck {
     pub frames_checksum: Option<u64>,
     /// The last record; 0 if there is none.
     pub last_seq: Seq,
+    /// Offset where the unused part of the segment begins: a multiple of 4096 after the frames, or the end of
+    /// the close mark there.
+    pub unused_start: u64,
+    /// Whether a close mark follows the last frame: the log was closed in order after it.
+    pub has_close_mark: bool,
+    /// Whether the rest of the last frame's block isn't zeros, although the log wrote nothing else there unless
+    /// a crash tore a write and the log was opened again. Unknown (false) for the last segment of a log, where
+    /// that is reported as damage, and in a file that held another segment before.
+    pub is_padding_written: bool,
     /// The damage, in the order of the file.
     pub damage: Vec<DamagedRange>,
 }
@@ -112,7 +121,8 @@ pub async fn check_segment(
     let length = file.length().await?.min(SEGMENT_BYTES_LIMIT.into());
     let read_end = end.unwrap_or(length).min(length);
     let head = file.read_exact_at(0, read_end.min(SEGMENT_HEADER_SIZE as u64) as usize).await?;
-    let mut found = SegmentCheck { frames_end: SEGMENT_HEADER_SIZE as u64, ..SegmentCheck::default() };
+    let (frames_end, unused_start) = (SEGMENT_HEADER_SIZE as u64, SYNC_ALIGNMENT.into());
+    let mut found = SegmentCheck { frames_end, unused_start, ..SegmentCheck::default() };
     if let Some(end) = end.filter(|end| *end > length) {
         found.damaged(length, end, "it is shorter than it should be");
     }
@@ -144,7 +154,10 @@ pub async fn check_segment(
         walk.found.damage.iter_mut().for_each(|damage| damage.is_doubtful |= is_doubtful);
     }
     match seed {
-        Some(_) => walk.run().await?,
+        Some(_) => {
+            walk.run().await?;
+            walk.check_end(length).await?;
+        }
         None => walk.guess().await?,
     }
     Ok(walk.found)
@@ -188,7 +201,7 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
         let end = self.reader.end;
         let mut at = end.min(SEGMENT_HEADER_SIZE as u64);
         while at < end {
-            let padding = self.padding(at).await?;
+            let padding = self.reader.padding(at).await?;
             let belongs = self.reader.belongs();
             let frame = self.reader.frame_after(at, belongs).await?;
             // In the last segment, a torn frame may have a later one behind its padding.
@@ -197,11 +210,15 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
                 at = frame.end();
                 continue;
             }
-            if self.is_last && !self.is_record_missing() {
-                let remainder = self.reader.remainder(at).await?;
-                // Recovery stops here too, unless a later frame says that more was persisted.
-                if !remainder.proves_more_persisted {
-                    self.check_remainder(at, remainder.written_end);
+            if self.is_last {
+                let mark_end = self.close_mark_end(at).await?;
+                let remainder = self.reader.remainder(mark_end.unwrap_or(at)).await?;
+                // Recovery stops here too, unless a later frame or mark says that more was persisted.
+                if !remainder.proves_more_persisted && (mark_end.is_some() || !self.is_record_missing()) {
+                    if mark_end.is_some() && !is_zeros(&padding) {
+                        self.check_remainder(at, at + padding.len() as u64);
+                    }
+                    self.check_remainder(mark_end.unwrap_or(at), remainder.written_end);
                     break;
                 }
             }
@@ -225,11 +242,24 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
         Ok(())
     }
 
-    /// The bytes between `at` and the next multiple of [`SYNC_ALIGNMENT`].
-    async fn padding(&mut self, at: u64) -> Result<Bytes, settee_io::Error> {
-        let size = (at.next_multiple_of(SYNC_ALIGNMENT.into()) - at) as usize;
-        let bytes = self.reader.bytes(at, size).await?;
-        Ok(bytes.slice(..size.min(bytes.len())))
+    /// Checks what follows the last frame in a file of `length` bytes.
+    async fn check_end(&mut self, length: u64) -> Result<(), settee_io::Error> {
+        let frames_end = self.found.frames_end;
+        self.reader.end = length;
+        let mark_end = self.close_mark_end(frames_end).await?;
+        self.found.has_close_mark = mark_end.is_some();
+        self.found.unused_start = mark_end.unwrap_or(frames_end.next_multiple_of(SYNC_ALIGNMENT.into()));
+        if !self.is_last && !self.is_reused {
+            let padding = self.reader.padding(frames_end).await?;
+            self.found.is_padding_written = !is_zeros(&padding);
+        }
+        Ok(())
+    }
+
+    /// Where the close mark ends that follows the frames up to `at`.
+    async fn close_mark_end(&mut self, at: u64) -> Result<Option<u64>, settee_io::Error> {
+        let Some((seq, checksum)) = self.next_seq.zip(self.found.frames_checksum) else { return Ok(None) };
+        self.reader.mark_after(at, checksum, seq - 1).await
     }
 
     /// Checks and reports the frame that is found at `at` or behind the padding there.

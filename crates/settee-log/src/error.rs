@@ -111,8 +111,15 @@ pub enum OpenError {
     },
 
     /// The log ends before a record that the caller has seen: part of it was lost, or it is an older copy.
-    #[error("the log ends at {}, before {}", found.0, expected.0)]
+    #[error(
+        "damaged log: {} at offset {offset}: it ends at update {}, before {}",
+        path.display(), found.0, expected.0
+    )]
     Behind {
+        /// The last segment's file.
+        path: PathBuf,
+        /// Where its frames end.
+        offset: u64,
         /// The log's last record.
         found: Seq,
         /// A record that the log contained: see [`crate::Start::after`].

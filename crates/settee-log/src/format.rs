@@ -13,7 +13,9 @@
 //!    bytes of another time or place are never accepted as its successor.
 //! 3. A frame says how much of its segment was persisted when it was appended: damage below that is not a
 //!    torn write.
-//! 4. A frame's checksum has a seed derived from the log's random id, which clients never learn: no client
+//! 4. A close mark, written when the log is closed in order, says where the frames end and that all of them are
+//!    persisted: after it, damage in them is never a torn write.
+//! 5. A frame's checksum has a seed derived from the log's random id, which clients never learn: no client
 //!    value can look like a frame.
 //!
 //! Specified in `docs/format.md`; all numbers are little-endian.

@@ -40,8 +40,8 @@ pub(crate) struct Remainder {
     pub written_end: u64,
     /// Whether there are whole frames, at any offset.
     pub has_frames: bool,
-    /// Whether one of these frames shows that bytes of the remainder had been persisted, so that the
-    /// remainder is damaged, not torn.
+    /// Whether one of these frames, or a close mark, shows that bytes of the remainder had been persisted, so
+    /// that the remainder is damaged, not torn.
     pub proves_more_persisted: bool,
 }
 
@@ -93,6 +93,13 @@ impl<'a> FrameReader<'a> {
             self.window_start = start;
         }
         Ok(self.window.slice((start - self.window_start) as usize..))
+    }
+
+    /// The bytes between `at` and the next multiple of [`SYNC_ALIGNMENT`].
+    pub(crate) async fn padding(&mut self, at: u64) -> Result<Bytes, settee_io::Error> {
+        let size = (at.next_multiple_of(SYNC_ALIGNMENT.into()) - at) as usize;
+        let bytes = self.bytes(at, size).await?;
+        Ok(bytes.slice(..size.min(bytes.len())))
     }
 
     /// Returns a predicate on headers: whether the frame is of this segment, and of `epoch`.
@@ -160,7 +167,8 @@ impl<'a> FrameReader<'a> {
     /// Describes everything from `from` on.
     pub(crate) async fn remainder(&mut self, from: u64) -> Result<Remainder, settee_io::Error> {
         let written_end = self.written_end(from).await?;
-        let mut remainder = Remainder { written_end, has_frames: false, proves_more_persisted: false };
+        let proves_more_persisted = self.has_mark_past(from, written_end).await?;
+        let mut remainder = Remainder { written_end, has_frames: false, proves_more_persisted };
         let mut at = from;
         while at < written_end
             && let Some(frame) = self.find(at).await?
@@ -172,6 +180,40 @@ impl<'a> FrameReader<'a> {
             at = frame.start + FRAME_ALIGNMENT as u64;
         }
         Ok(remainder)
+    }
+
+    /// The close mark at `start`, if it is of this segment and epoch.
+    async fn mark_at(&mut self, start: u64) -> Result<Option<FrameHeader>, settee_io::Error> {
+        let bytes = self.bytes(start, FRAME_HEADER_SIZE).await?;
+        Ok(FrameHeader::decode_mark(start, &bytes, self.seed).filter(self.belongs()))
+    }
+
+    /// Whether there is a close mark before `end` according to which frames ended past `from`.
+    async fn has_mark_past(&mut self, from: u64, end: u64) -> Result<bool, settee_io::Error> {
+        let mut at = FrameHeader::mark_start(from);
+        while at < end {
+            if self.mark_at(at).await?.is_some_and(|mark| u64::from(mark.persisted) > from) {
+                return Ok(true);
+            }
+            at += u64::from(SYNC_ALIGNMENT);
+        }
+        Ok(false)
+    }
+
+    /// Where the close mark ends that follows the frames up to `tail`, with the last record `last_seq`;
+    /// `None` if there is none.
+    pub(crate) async fn mark_after(
+        &mut self,
+        tail: u64,
+        checksum: u64,
+        last_seq: u64,
+    ) -> Result<Option<u64>, settee_io::Error> {
+        let start = FrameHeader::mark_start(tail);
+        let follows = |mark: &FrameHeader| {
+            u64::from(mark.persisted) == tail && mark.previous == checksum && mark.first_seq == last_seq + 1
+        };
+        let mark = self.mark_at(start).await?.filter(follows);
+        Ok(mark.map(|_| start + FRAME_HEADER_SIZE as u64))
     }
 
     /// Offset after the last byte from `from` on that isn't zero, or `from`: reserved and unused space reads as
@@ -224,6 +266,11 @@ impl<'a> FrameChain<'a> {
         let start = self.tail.end.next_multiple_of(SYNC_ALIGNMENT.into());
         let next = self.reader.frame_at(start, |_| true).await?;
         Ok(self.take(next))
+    }
+
+    /// Where the close mark ends that follows the tail; `None` if there is none.
+    pub(crate) async fn mark_end(&mut self) -> Result<Option<u64>, settee_io::Error> {
+        self.reader.mark_after(self.tail.end, self.tail.checksum, self.last_seq).await
     }
 
     fn take(&mut self, next: Option<Frame>) -> Option<Frame> {

@@ -179,17 +179,23 @@ impl Log {
     /// Persists everything accepted and ends the log; later appends and reads fail. Returns when no operation
     /// is in flight; then the directory can be opened again.
     ///
+    /// If all of it was persisted, a close mark is written, if the disk has space for it. Opening then reports
+    /// damage below the mark, instead of taking it for a torn write.
+    ///
     /// # Errors
     /// The log stopped before all of it was persisted, or the disk had no space for it; the log has ended
     /// nevertheless.
     pub async fn close(&self) -> Result<(), Stopped> {
         self.begin_close();
         let flushed = self.flush().await;
-        self.shared.end();
+        let was_running = self.shared.end();
         self.shared.wait_for_operations().await;
         let _manifest = self.shared.manifest.lock().await;
         let mut reservation = self.shared.reservation.lock().await;
         let _sealing = self.shared.sealing.lock().await;
+        if was_running && flushed.is_ok() {
+            self.shared.write_close_mark().await;
+        }
         if let Err(error) = self.shared.remove_preallocated(&mut reservation).await {
             tracing::warn!(
                 %error, directory = %self.shared.directory.display(),

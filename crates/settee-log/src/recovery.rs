@@ -1,8 +1,9 @@
 //! Recovery: rebuilds the log's state after a crash of the process or a power loss.
 //!
 //! Reads every segment in order and checks every frame. Damage in the last segment that is above everything
-//! known to have been persisted is a torn tail, which is cut; any other damage is an error. The cases, with
-//! their labels, are in `docs/recovery.md`.
+//! known to have been persisted is a torn tail, which is cut; any other damage is an error. If the log was
+//! closed in order, a close mark follows its last frame: all before it is known to have been persisted. The
+//! cases, with their labels, are in `docs/recovery.md`.
 //!
 //! A caller that has all records up to some `Seq` elsewhere (a checkpoint) says so: of segments
 //! without later records only the header is read, and a sealed segment's records are taken from its segment
@@ -67,6 +68,8 @@ pub struct Recovery {
     pub record_count: u64,
     /// Bytes of a torn tail that were cut from the last segment.
     pub cut_bytes: u64,
+    /// Whether a close mark follows the last frame: the log was closed in order.
+    pub was_closed: bool,
 }
 
 /// The receiver of the replayed records.
@@ -97,7 +100,7 @@ pub(crate) struct Recovered {
     known_seq: u64,
     /// Bytes that were written after the tail.
     torn_bytes: u64,
-    /// Whether only zeros follow the tail.
+    /// Whether only zeros follow the tail, or the close mark after it.
     ends_clean: bool,
     /// The last segment, if the log may continue in it.
     pub open: Option<OpenSegment>,
@@ -150,8 +153,9 @@ pub(crate) async fn recover(
     for (index, segment) in segments.iter().enumerate() {
         found.recover_segment(segment, segments.get(index + 1), &mut replay).await?;
     }
-    if found.last_seq < after.0 {
-        return Err(OpenError::Behind { found: Seq(found.last_seq), expected: after });
+    if let Some(last) = segments.last().filter(|_| found.last_seq < after.0) {
+        let (path, offset) = (last.path.clone(), found.tail.end);
+        return Err(OpenError::Behind { path, offset, found: Seq(found.last_seq), expected: after });
     }
     found.check();
     if let Some(last) = segments.last() {
@@ -348,15 +352,27 @@ impl Recovered {
             return Err(segment.damaged(self.tail.end, "a frame is damaged, and others follow it"));
         }
         if next.is_none() {
-            let remainder = chain.reader.remainder(self.tail.end).await?;
+            let mark_end = chain.mark_end().await?;
+            self.summary.was_closed = mark_end.is_some();
+            // Before a close mark there is no torn tail, whatever the padding holds.
+            let end = mark_end.unwrap_or(self.tail.end);
+            let remainder = chain.reader.remainder(end).await?;
             segment.check_cut(self.tail.end, &remainder)?;
-            let written = remainder.written_end - self.tail.end;
-            self.ends_clean = written == 0 && segment.length <= BYTES_MAX;
+            let written = remainder.written_end - end;
+            // After a cut the padding may hold what was left of a torn tail: then nothing is appended here.
+            let padding = chain.reader.padding(self.tail.end).await?;
+            let is_unwritten = written == 0 && padding.iter().all(|byte| *byte == 0);
+            self.ends_clean = is_unwritten && segment.length <= BYTES_MAX;
             // Only bytes written for this segment are a torn tail, not the file's previous content.
             let is_torn = !header.is_reused || remainder.has_frames;
             self.torn_bytes = if is_torn { written } else { 0 };
         }
         Ok(())
+    }
+
+    /// Whether the log's files end with a close mark: one that was found and not cut.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.summary.was_closed && self.ends_clean
     }
 
     /// Verifies what the log relies on, whatever the files contain: what contradicts it was refused.

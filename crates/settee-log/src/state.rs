@@ -22,7 +22,8 @@
 //! 2. The sync of a group begins when all of the group is written, or together with the group's last write
 //!    if no other write is incomplete. So it depends on no other write.
 //! 3. Bytes covered by a sync are never written again: after a closed group, the next frame begins at a
-//!    multiple of [`SYNC_ALIGNMENT`].
+//!    multiple of [`SYNC_ALIGNMENT`]. Exempt is the close mark that was found at opening, which shares its block
+//!    with no frame: the first frame is written over it.
 //! 4. No byte of a segment is written before all of the previous segment is persisted.
 //! 5. After a failure no action begins and no watermark moves. A write that fails for lack of disk space is
 //!    not a failure: it stays incomplete and is retried with the same bytes at the same offset. Until it
@@ -38,7 +39,7 @@ use settee_io::BufferPool;
 use tokio::sync::oneshot;
 
 use crate::error::Stopped;
-use crate::format::SYNC_ALIGNMENT;
+use crate::format::{FRAME_HEADER_SIZE, SYNC_ALIGNMENT};
 use crate::options::LogOptions;
 use crate::types::{LogStats, SegmentInfo, Stage};
 use crate::watermark::{Position, Watermark};
@@ -340,6 +341,14 @@ impl LogState {
     /// Whether the log has stopped or is being closed.
     pub(crate) fn is_ending(&self) -> bool {
         self.stopped.is_some() || self.is_closing
+    }
+
+    /// The close mark and the position after which it is written: that of the last frame's end. `None` if some
+    /// of the log isn't persisted, or a mark isn't needed.
+    pub(crate) fn close_mark(&self) -> Option<(Position, [u8; FRAME_HEADER_SIZE])> {
+        let (accepted, persisted) = (self.watermarks.accepted(), self.watermarks.persisted());
+        let mark = self.segments.close_mark(accepted).filter(|_| persisted.reaches(accepted))?;
+        Some((accepted.at, mark))
     }
 
     /// The log is being closed.

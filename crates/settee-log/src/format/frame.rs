@@ -1,17 +1,20 @@
-//! Frames: a header, and the records of one batch.
+//! Frames: a header, and the records of one batch. And the close mark, a header without records.
 
 use bytes::Bytes;
 
 use super::checksum::{FrameSeed, frame_checksum};
 use super::integers::{u16_at, u32_at, u64_at};
 use super::record::RecordRef;
-use super::sizes::{FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, frame_size};
+use super::sizes::{FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, frame_size};
 use crate::types::Location;
 
-/// The kind of a frame that has the records of one batch: the only one.
+/// The kind of a frame that has the records of one batch.
 const BATCH_KIND: u8 = 1;
+/// The kind of a close mark.
+const CLOSE_MARK_KIND: u8 = 2;
 
-/// A frame's header.
+/// A frame's header, or a close mark: a header without records, which a log writes after its last frame when
+/// it is closed, and everything is persisted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub seed: FrameSeed,
@@ -19,10 +22,11 @@ pub(crate) struct FrameHeader {
     pub length: u32,
     pub segment: u32,
     pub epoch: u32,
-    /// The `Seq` of the first record; the others follow consecutively.
+    /// The `Seq` of the first record; the others follow consecutively. In a close mark that of the next record.
     pub first_seq: u64,
     pub record_count: u32,
-    /// Offset up to which the segment was persisted when this frame was appended.
+    /// Offset up to which the segment was persisted when this frame was appended. In a close mark the end of
+    /// the last frame.
     pub persisted: u32,
     /// Checksum of the previous frame, or of the segment's header.
     pub previous: u64,
@@ -44,14 +48,32 @@ impl FrameHeader {
         self.first_seq + u64::from(self.record_count)
     }
 
+    /// Offset of the close mark that follows a last frame which ends at `end`.
+    pub(crate) fn mark_start(end: u64) -> u64 {
+        end.next_multiple_of(SYNC_ALIGNMENT.into())
+    }
+
     /// The header's bytes, with the checksum over them and the records' checksums.
     pub(crate) fn encode(
         &self,
         record_checksums: impl Iterator<Item = u64>,
     ) -> ([u8; FRAME_HEADER_SIZE], u64) {
+        self.encode_as(BATCH_KIND, record_checksums)
+    }
+
+    /// The bytes of a close mark.
+    pub(crate) fn encode_mark(&self) -> [u8; FRAME_HEADER_SIZE] {
+        self.encode_as(CLOSE_MARK_KIND, std::iter::empty()).0
+    }
+
+    fn encode_as(
+        &self,
+        kind: u8,
+        record_checksums: impl Iterator<Item = u64>,
+    ) -> ([u8; FRAME_HEADER_SIZE], u64) {
         let mut bytes = [0; FRAME_HEADER_SIZE];
         bytes[..2].copy_from_slice(&self.seed.magic());
-        bytes[2] = BATCH_KIND;
+        bytes[2] = kind;
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.segment.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.epoch.to_le_bytes());
@@ -67,12 +89,30 @@ impl FrameHeader {
     /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified. Without a seed
     /// every value is accepted as the frame's first bytes.
     pub(crate) fn decode(bytes: &[u8], seed: Option<FrameSeed>) -> Option<FrameHeader> {
+        let header = FrameHeader::decode_as(BATCH_KIND, bytes, seed)?;
+        let count_max = header.length as usize / RECORD_HEADER_SIZE;
+        (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
+    }
+
+    /// Decodes and verifies the close mark at the start of `bytes`, which begin at the offset `start`; whether
+    /// it follows the last frame isn't checked. Without a seed it only has to look like one.
+    pub(crate) fn decode_mark(start: u64, bytes: &[u8], seed: Option<FrameSeed>) -> Option<FrameHeader> {
+        let mark = FrameHeader::decode_as(CLOSE_MARK_KIND, bytes, seed)?;
+        let is_mark = mark.length == 0
+            && mark.record_count == 0
+            && mark.persisted as usize >= SEGMENT_HEADER_SIZE
+            && FrameHeader::mark_start(mark.persisted.into()) == start
+            && (seed.is_none() || bytes[..FRAME_HEADER_SIZE] == mark.encode_mark());
+        is_mark.then_some(mark)
+    }
+
+    fn decode_as(kind: u8, bytes: &[u8], seed: Option<FrameSeed>) -> Option<FrameHeader> {
         let head = bytes.get(..FRAME_HEADER_SIZE)?;
         let seed = seed.unwrap_or(FrameSeed(u64::from(u16_at(head, 0))));
-        if head[..2] != seed.magic() || head[2] != BATCH_KIND || head[3] != 0 {
+        if head[..2] != seed.magic() || head[2] != kind || head[3] != 0 {
             return None;
         }
-        let header = FrameHeader {
+        Some(FrameHeader {
             seed,
             length: u32_at(head, 4),
             segment: u32_at(head, 8),
@@ -81,9 +121,7 @@ impl FrameHeader {
             record_count: u32_at(head, 24),
             persisted: u32_at(head, 28),
             previous: u64_at(head, 32),
-        };
-        let count_max = header.length as usize / RECORD_HEADER_SIZE;
-        (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
+        })
     }
 
     /// Whether the record may be the frame's record at `index`.

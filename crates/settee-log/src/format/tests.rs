@@ -64,6 +64,32 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
+fn a_close_mark_has_its_golden_bytes_and_no_other_bytes_are_one() {
+    let bytes = header().encode_mark();
+    let golden = [
+        "2d21 02 00 00000000 03000000 02000000 0700000000000000", // magic, kind, length, segment, epoch, next
+        "00000000 00020000 6300000000000000 40f53f940aeb522a",    // count, end, previous, checksum
+    ];
+    assert_eq!(hex(&bytes), golden.concat().replace(' ', ""));
+    // The frames end at 512, so that the mark begins at 4096.
+    let decode = |start, bytes: &[u8]| FrameHeader::decode_mark(start, bytes, Some(seed()));
+    assert_eq!(decode(4096, &bytes), Some(header()));
+    assert_eq!(decode(8192, &bytes), None);
+    assert_eq!(decode(4096, &bytes[..47]), None);
+    assert_eq!(FrameHeader::decode(&bytes, Some(seed())), None);
+    for bit in 0..bytes.len() * 8 {
+        let mut changed = bytes;
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(decode(4096, &changed), None, "bit {bit}");
+        assert_eq!(FrameHeader::decode(&changed, Some(seed())), None, "bit {bit}");
+    }
+    // A frame isn't a mark.
+    let mut frame = Vec::new();
+    write(&batch(), header(), &mut frame);
+    assert_eq!(decode(4096, &frame), None);
+}
+
+#[test]
 fn a_frame_has_its_golden_bytes() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);

@@ -112,6 +112,7 @@ impl Log {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
         let found = recovery::recover(env, directory, &options, &locked, after, replay).await?;
+        let is_marked = found.is_marked();
         for (number, file) in found.files {
             if options.direct {
                 file.set_direct(true).await?;
@@ -129,6 +130,7 @@ impl Log {
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             tail: found.tail,
+            is_marked,
         };
         let (pool, oldest) = (env.buffers.clone(), set.listed_to() + 1);
         let state = LogState::new(options, pool, end, continuation, open, found.segments, oldest);

@@ -164,8 +164,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Checks that everything from `cut` on may be cut: no whole frame in the remainder says that more than
-    /// `cut` had been persisted.
+    /// Checks that everything from `cut` on may be cut: no whole frame or close mark in the remainder says that
+    /// more than `cut` had been persisted.
     pub(super) fn check_cut(&self, cut: u64, remainder: &Remainder) -> Result<(), OpenError> {
         match remainder.proves_more_persisted {
             true => Err(self.damaged(cut, "a frame is damaged below what had been persisted")),

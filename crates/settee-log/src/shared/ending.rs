@@ -10,6 +10,7 @@ use settee_io::OnPanic;
 
 use super::{DiskReservation, Shared};
 use crate::error::Stopped;
+use crate::format::{FrameHeader, SEGMENT_BYTES_LIMIT, SYNC_ALIGNMENT};
 use crate::state::LogState;
 
 impl Shared {
@@ -101,14 +102,36 @@ impl Shared {
         Some(self.release(state))
     }
 
-    /// Ends the log: no further action begins, and all waiters are notified.
-    pub(crate) fn end(&self) {
+    /// Ends the log: no further action begins, and all waiters are notified. Returns whether it was still
+    /// running.
+    pub(crate) fn end(&self) -> bool {
         let mut state = self.lock();
+        let was_running = state.stopped().is_none();
         state.stop(self.closed_error());
         let released = self.release(&mut state);
         drop(state);
         // Wakes the waiters.
         drop(released);
+        was_running
+    }
+
+    /// Writes the close mark of a log that was closed in order, unless some of it isn't persisted. The caller
+    /// holds the mutexes of the reservation and of sealing, so nobody else writes to the segment.
+    ///
+    /// The mark isn't synced: after a power loss without it, the log is as after a kill. For the same reason
+    /// a failure (the disk is full, say) has no effect but that.
+    pub(crate) async fn write_close_mark(&self) {
+        let Some((end, mark)) = self.lock().close_mark() else { return };
+        let set = self.read_view.load().set.clone();
+        let file = set.get(end.segment()).and_then(|segment| segment.stored_file().get());
+        let start = FrameHeader::mark_start(end.offset().into());
+        let block_end = start + u64::from(SYNC_ALIGNMENT);
+        let Some(file) = file.filter(|_| block_end <= u64::from(SEGMENT_BYTES_LIMIT)) else { return };
+        let mut block = vec![0; SYNC_ALIGNMENT as usize];
+        block[..mark.len()].copy_from_slice(&mark);
+        if let Err(error) = file.write_at(start, block.into()).await {
+            tracing::info!(%error, directory = %self.directory.display(), "the log has no close mark");
+        }
     }
 
     /// Releases all unwritten bytes, whose memory returns to the pool, and all waiters. The caller drops the

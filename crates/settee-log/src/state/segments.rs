@@ -12,7 +12,7 @@ use settee_io::File;
 
 use super::capacity::{fitting_bytes_max, reserve_bytes};
 use super::placement::{AppendBlocked, SpaceRequest};
-use crate::format::{FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SegmentHeader};
+use crate::format::{FRAME_HEADER_SIZE, FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SegmentHeader};
 use crate::frames::Tail;
 use crate::types::{SegmentInfo, Seq};
 use crate::watermark::{Position, Watermark};
@@ -52,8 +52,8 @@ pub(crate) struct SegmentMeta {
     pub bytes: u64,
 }
 
-/// What the headers of new segments repeat: the log's id, the number of its opening, and the end that
-/// recovery found.
+/// What the headers of new segments and the close mark repeat: the log's id, the number of its opening, and
+/// the end that recovery found.
 #[derive(Clone, Copy)]
 pub(crate) struct Continuation {
     pub log_id: [u8; 16],
@@ -61,6 +61,8 @@ pub(crate) struct Continuation {
     pub epoch: u32,
     /// Where the log ended when it was opened.
     pub tail: Tail,
+    /// Whether a close mark followed that end.
+    pub is_marked: bool,
 }
 
 /// See the module documentation.
@@ -197,7 +199,7 @@ impl Segments {
     /// Makes the new segment the open one. The log ends at `accepted`.
     pub(super) fn begin(&mut self, new: PreallocatedSegment, bytes_max: u32, accepted: Watermark) {
         let PreallocatedSegment { number, file, allocated, is_reused } = new;
-        let Continuation { log_id, epoch, tail } = self.continuation;
+        let Continuation { log_id, epoch, tail, .. } = self.continuation;
         let (mut previous_end, mut previous_checksum) = (tail.end, tail.checksum);
         if let Some(open) = &self.open {
             // Without the padding after the last frame.
@@ -223,6 +225,35 @@ impl Segments {
         let (header, checksum) = header.encode();
         let header = Some(header);
         self.open = Some(OpenSegment { number, epoch, seed, file, bytes_max, allocated, checksum, header });
+    }
+
+    /// The close mark of a log that ends at `accepted`; `None` if the log is empty, or still ends with the mark
+    /// found when it was opened.
+    pub(super) fn close_mark(&self, accepted: Watermark) -> Option<[u8; FRAME_HEADER_SIZE]> {
+        let Continuation { log_id, tail, is_marked, .. } = self.continuation;
+        let (segment, persisted) = (accepted.at.segment(), accepted.at.offset());
+        if is_marked && (tail.segment, tail.end) == (segment, persisted.into()) {
+            return None;
+        }
+        let previous = match self.open.as_ref().filter(|open| open.number == segment) {
+            Some(open) => open.checksum,
+            // A segment without frames has begun since, whose header has the checksum, or none has.
+            None => match self.open.as_ref().and_then(|open| open.header.as_ref()) {
+                Some(header) => SegmentHeader::decode(header).ok()?.0.previous_checksum,
+                None => tail.checksum,
+            },
+        };
+        let mark = FrameHeader {
+            seed: FrameSeed::of(&log_id),
+            length: 0,
+            segment,
+            epoch: self.all.get(&segment)?.epoch,
+            first_seq: accepted.seq + 1,
+            record_count: 0,
+            persisted,
+            previous,
+        };
+        Some(mark.encode_mark())
     }
 
     /// Releases the open segment, for the caller to drop after unlocking.

@@ -200,7 +200,7 @@ fn listed_segments_stay_unchanged_and_the_log_continues_without_them() {
 }
 
 #[test]
-fn a_header_names_the_first_segment_that_was_not_listed() {
+fn r24_a_manifest_that_is_older_than_the_log_or_missing_is_refused() {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();

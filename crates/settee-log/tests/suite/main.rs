@@ -1,5 +1,6 @@
 //! The log's tests, in one program: the head of each module states its goal and method.
 
+mod close_mark;
 mod common;
 mod direct;
 mod ending;

@@ -209,7 +209,7 @@ fn opening_after_any_record_and_from_any_segment_replays_the_rest() {
             }
             let behind = open_after(&disk_of(&image, seed), start(first_segment, last_seq + 1));
             assert!(
-                matches!(behind, Err(OpenError::Behind { found, expected })
+                matches!(behind, Err(OpenError::Behind { found, expected, .. })
                     if (found.0, expected.0) == (last_seq, last_seq + 1)),
                 "seed={seed} first_segment={first_segment}: {behind:?}"
             );
@@ -434,12 +434,20 @@ fn r18_an_io_error_is_not_treated_as_damage_of_a_segment_index() {
 fn r19_a_log_that_ends_before_the_checkpoint_is_refused_and_unchanged() {
     let (mut image, all, _) = sealed();
     let last = all.last().unwrap();
-    // The last synced group is damaged: without the checkpoint it is treated as a torn tail.
-    let bytes = image.get_mut(&path(last.location.segment)).unwrap();
+    // The last synced group is damaged, and nothing shows that the log was closed: without the checkpoint it
+    // is treated as a torn tail.
+    let last_path = path(last.location.segment);
+    let bytes = image.get_mut(&last_path).unwrap();
     bytes[last.location.offset as usize + 30] ^= 1;
+    let mark_start = (last.location.offset as usize).next_multiple_of(4096);
+    bytes[mark_start..][..48].fill(0);
     let disk = disk_of(&image, 1);
     let opened = open_after(&disk, start(0, last.seq.0));
-    assert!(matches!(opened, Err(OpenError::Behind { found, expected }) if found < expected), "{opened:?}");
+    assert!(
+        matches!(&opened, Err(OpenError::Behind { path, found, expected, .. })
+            if *path == last_path && found < expected),
+        "{opened:?}"
+    );
     assert_eq!(self::image(&disk), image);
     let (replayed, _) = open_after(&disk, start(0, 1)).unwrap();
     assert!(!replayed.is_empty() && replayed.len() < all.len());

@@ -9,7 +9,7 @@ use super::problem::{Problem, Touched};
 use super::row::RecordRow;
 use super::salvage::{SalvageOut, Salvaged};
 use super::segment_index::Missed;
-use super::survey::{SegmentSource, Survey};
+use super::survey::{LogEnd, SegmentSource, Survey};
 use crate::error::StoreError;
 
 impl Survey<'_> {
@@ -33,7 +33,8 @@ impl Survey<'_> {
             false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
         };
         let checked = check_segment(file, number, source.end, self.log_id, known, visit).await?;
-        let segment_index = self.open_segment_index(source, file, out.is_none(), checked.frames_end).await?;
+        let segment_index =
+            self.open_segment_index(source, file, out.is_none(), checked.unused_start).await?;
         let mut missed = Missed::new(&checked.damage);
         if let Some(segment_index) = &segment_index {
             self.compare_segment_index(source, segment_index, &mut rows[first..], &mut missed, out.is_none())
@@ -76,22 +77,34 @@ impl Survey<'_> {
     /// Checks that a segment follows the one before it.
     fn check_succession(&mut self, source: &SegmentSource, checked: &SegmentCheck) {
         let number = source.name.first;
-        let before = self.log_end.take().filter(|(before, ..)| before + 1 == number);
+        let before = self.log_end.take().filter(|before| before.number + 1 == number);
         if let Some(head) = checked.head {
             if *self.log_id.get_or_insert(head.log_id) != head.log_id {
                 self.report(&source.path, 24, "it belongs to another log", Touched::Unknown);
             }
-            if let Some((_, end, checksum)) = before
-                && (head.previous_end, head.previous_checksum) != (end, checksum)
-            {
-                let what = "its header doesn't follow the segment before it";
-                self.report(&source.path, 0, what, Touched::Unknown);
+            if let Some(before) = before {
+                if (head.previous_end, head.previous_checksum) != (before.end, before.checksum) {
+                    let what = "its header doesn't follow the segment before it";
+                    self.report(&source.path, 0, what, Touched::Unknown);
+                }
+                // In another epoch, the log may have cut a torn tail, of which the last block keeps a part.
+                if before.is_padding_written && before.epoch == Some(head.epoch) {
+                    let what = "unexpected bytes after the last frame";
+                    self.report(&before.path, before.end, what, Touched::Nothing);
+                }
             }
         }
         if source.end.is_some_and(|end| end != checked.frames_end) && checked.damage.is_empty() {
             let what = format!("its frames end here, and not at {}", source.end.unwrap_or_default());
             self.report(&source.path, checked.frames_end, what, Touched::Unknown);
         }
-        self.log_end = checked.frames_checksum.map(|checksum| (number, checked.frames_end, checksum));
+        self.log_end = checked.frames_checksum.map(|checksum| LogEnd {
+            path: source.path.clone(),
+            number,
+            epoch: checked.head.map(|head| head.epoch),
+            end: checked.frames_end,
+            checksum,
+            is_padding_written: checked.is_padding_written,
+        });
     }
 }

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use settee_io::{Damage, File};
-use settee_log::{
-    DamagedRange, Entry, EntryRef, RecordRef, SegmentIndex, SegmentIndexError, Seq, footer_start,
-};
+use settee_log::{DamagedRange, Entry, EntryRef, RecordRef, SegmentIndex, SegmentIndexError, Seq};
 
 use super::problem::{Problem, Touched};
 use super::row::RecordRow;
@@ -24,7 +22,7 @@ impl Survey<'_> {
         source: &SegmentSource,
         file: &Arc<File>,
         is_reporting: bool,
-        frames_end: u64,
+        unused_start: u64,
     ) -> Result<Option<SegmentIndex>, StoreError> {
         let (first, last) = (source.name.first, source.name.last);
         let error = match SegmentIndex::open_covering(file.clone(), first, last, source.name.epoch).await {
@@ -39,7 +37,7 @@ impl Survey<'_> {
             SegmentIndexError::Absent { .. } if !source.is_listed => {
                 // Not sealed yet: nothing may be written there.
                 let length = file.length().await?;
-                let start = footer_start(frames_end);
+                let start = unused_start;
                 if source.end.is_some() && start < length && !self.is_reused(file).await? {
                     let bytes = file.read_exact_at(start, (length - start) as usize).await?;
                     if bytes.iter().any(|byte| *byte != 0) {

@@ -28,6 +28,18 @@ pub(super) struct SegmentSource {
     pub(super) end: Option<u64>,
 }
 
+/// Where the frames of a segment end, to be compared with the next segment.
+pub(super) struct LogEnd {
+    pub(super) path: PathBuf,
+    pub(super) number: u32,
+    pub(super) epoch: Option<u32>,
+    pub(super) end: u64,
+    /// Checksum of the last frame.
+    pub(super) checksum: u64,
+    /// Whether the rest of the last frame's block isn't zeros.
+    pub(super) is_padding_written: bool,
+}
+
 /// A check in progress.
 pub(crate) struct Survey<'a> {
     pub(crate) context: StoreContext,
@@ -44,8 +56,8 @@ pub(crate) struct Survey<'a> {
     pub(super) facts: Option<CheckpointFacts>,
     pub(super) done_bytes: u64,
     pub(super) all_bytes: u64,
-    /// Number, end of frames and checksum of the last log segment checked so far.
-    pub(super) log_end: Option<(u32, u64, u64)>,
+    /// Of the last log segment checked so far.
+    pub(super) log_end: Option<LogEnd>,
     /// Unreadable records that may be the last of their keys, by `Seq`.
     pub(crate) lost: BTreeMap<u64, Vec<u8>>,
 }

@@ -6,6 +6,7 @@ mod checkpoints;
 mod common;
 mod failpoints;
 mod failures;
+mod flips;
 mod listing;
 mod lookups;
 mod merges;

@@ -1,7 +1,8 @@
 //! The trials of a log: its configurations, and one process of it.
 //!
 //! A process opens the log, compares all records with what was submitted and acknowledged ([`Model`]), appends
-//! from two tasks in all possible ways, and closes or drops the log.
+//! from two tasks in all possible ways, and closes or drops the log. If it closed it, it may open it again and
+//! do the same once more.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -22,6 +23,9 @@ const DIRECTORY: &str = "/data/log";
 
 /// Longer than the longest operation of the disk.
 const KILLED_FOR_MAX: Duration = Duration::from_secs(20);
+
+/// What a process's second log adds to the streams of random numbers.
+const SECOND_LOG_STREAM: u64 = 100;
 
 /// A fault that is planted in the log or the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,22 +163,34 @@ impl Subject for LogTrial {
     }
 
     async fn run_process(&self, process: &Process<'_>) -> Result<(), String> {
-        let Some(log) = self.open(process).await? else { return Ok(()) };
-        let work = Work { log: &log, config: self.config, process, model: &self.model };
+        let stream = 2 * process.number;
+        let Some(log) = self.open(process, false).await? else { return Ok(()) };
+        if !self.use_log(&log, process, stream).await? || Random::new(self.seed, stream).one_in(2) {
+            return Ok(());
+        }
+        // The next log of the same process finds the close mark, and writes over it.
+        drop(log);
+        let is_mark_expected = process.tolerance == Tolerance::None && self.model.borrow().accepted > 0;
+        let Some(log) = self.open(process, is_mark_expected).await? else { return Ok(()) };
+        self.use_log(&log, process, stream + SECOND_LOG_STREAM).await.map(drop)
+    }
+}
+
+impl LogTrial {
+    /// Appends to the log, and compares it with the model. Returns whether it was closed.
+    async fn use_log(&self, log: &Log, process: &Process<'_>, stream: u64) -> Result<bool, String> {
+        let work = Work { log, config: self.config, process, model: &self.model };
         work.read_again().await?;
         work.read_segment_indexes().await?;
-        let stream = 2 * process.number;
         let first = work.append_all(Random::new(self.seed, stream + 1));
         let second = work.append_all(Random::new(self.seed, stream + 2));
         let (first, second) = join(first, second).await;
         first.and(second)?;
         work.finish(Random::new(self.seed, stream)).await
     }
-}
 
-impl LogTrial {
     /// Opens the log and compares. `None` if it can't be opened, and the event allows that.
-    async fn open(&self, process: &Process<'_>) -> Result<Option<Log>, String> {
+    async fn open(&self, process: &Process<'_>, is_mark_expected: bool) -> Result<Option<Log>, String> {
         let clock = &process.env.clock;
         let options = self.config.options(self.fault, process.number);
         let until = clock.now() + KILLED_FOR_MAX;
@@ -200,6 +216,10 @@ impl LogTrial {
         };
         process.set_opened();
         process.count("torn tail", u64::from(recovery.cut_bytes > 0));
+        process.count("close mark", u64::from(recovery.was_closed));
+        if is_mark_expected && !recovery.was_closed {
+            return Err("opening: a log that was closed has no close mark".into());
+        }
         self.model
             .borrow_mut()
             .recover(&found, process.after_kill, log.persisted().0)
@@ -430,8 +450,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Checks the log at the end of a process, then closes or drops it.
-    async fn finish(&self, mut random: Random) -> Result<(), String> {
+    /// Checks the log in the end, then closes it or leaves it. Returns whether it was closed.
+    async fn finish(&self, mut random: Random) -> Result<bool, String> {
         if let Err(stopped) = self.log.health() {
             if !self.process.may_stop() {
                 return Err(stopped.to_string());
@@ -441,15 +461,17 @@ impl Work<'_> {
             if self.log.append(&batch, Stage::Accepted).await.is_ok() {
                 return Err("a log that had stopped took a batch".into());
             }
-            return self.read_again().await;
+            return self.read_again().await.map(|()| false);
         }
-        if random.one_in(2) {
-            let closed = self.log.close().await;
-            if self.process.unless_failed(closed)?.is_some() {
-                let accepted = self.model.borrow().accepted;
-                self.model.borrow_mut().see_persisted(accepted)?;
-            }
+        let closed = if random.one_in(2) { Some(self.log.close().await) } else { None };
+        let is_closed = match closed {
+            Some(closed) => self.process.unless_failed(closed)?.is_some(),
+            None => false,
+        };
+        if is_closed {
+            let accepted = self.model.borrow().accepted;
+            self.model.borrow_mut().see_persisted(accepted)?;
         }
-        Ok(())
+        Ok(is_closed)
     }
 }
