@@ -19,7 +19,7 @@ pub(crate) mod multipart;
 mod reader;
 
 pub(crate) use self::budget::{
-    ALLOCATION_BYTES, BodyBudget, parse_buffered, parse_buffered_from, parse_edit,
+    ALLOCATION_BYTES, BodyBudget, PARSE_INLINE_BYTES, parse_buffered, parse_buffered_from, parse_edit,
 };
 pub(crate) use self::buffer::{BodyBuffer, BufferedBody};
 pub(crate) use self::evicting_set::EvictingSet;
