@@ -19,10 +19,12 @@ pub(crate) mod multipart;
 mod reader;
 
 pub(crate) use self::budget::{
-    ALLOCATION_BYTES, BodyBudget, parse_buffered, parse_buffered_from, parse_edit,
+    ALLOCATION_BYTES, BodyBudget, PARSE_INLINE_BYTES, parse_buffered, parse_buffered_from, parse_edit,
 };
 pub(crate) use self::buffer::{BodyBuffer, BufferedBody};
 pub(crate) use self::evicting_set::EvictingSet;
 pub(crate) use self::incoming::{RequestBody, UNAUTHENTICATED_BODIES_MAX};
 pub(crate) use self::memory::{BodyMemory, MemoryPermit};
-pub(crate) use self::reader::{ReceivedBody, VALUE_BODY_BYTES_MAX, check_json_type, read, read_or_spool};
+pub(crate) use self::reader::{
+    ReceivedBody, VALUE_BODY_BYTES_MAX, check_json_type, read, read_or_spool, spool,
+};

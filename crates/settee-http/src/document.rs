@@ -1,9 +1,9 @@
 //! Documents: one or many of them, their revisions, and their attachments.
 //!
-//! [`options`] says how a document is read and [`inline`] writes it; [`whole`] reads
-//! large bodies where they are needed as a whole. [`revision_arg`] reads revisions as
-//! clients name them; [`edited_revision`] finds the one that an edit replaces. [`parts`] and [`related`] read
-//! and write documents with attachments as multipart. The other modules are handlers.
+//! [`options`] says how a document is read and [`inline`] writes it; [`whole`] reads large bodies where they are
+//! needed as a whole. [`revision_arg`] reads revisions as clients name them; [`edited_revision`] finds the one
+//! that an edit replaces. [`parts`] and [`related`] read and write documents with attachments as multipart. The
+//! other modules are handlers.
 
 pub(crate) mod attachment;
 pub(crate) mod bulk;

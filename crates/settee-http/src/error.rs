@@ -69,6 +69,11 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the request entity is too large")
     }
 
+    /// Whether this is [`ApiError::body_too_large`].
+    pub(crate) fn is_body_too_large(&self) -> bool {
+        self.status == StatusCode::PAYLOAD_TOO_LARGE && self.error == "too_large"
+    }
+
     /// 413: the body is within `request_bytes_max`, but must fit into the memory for request bodies and
     /// doesn't.
     pub(crate) fn exceeds_memory() -> ApiError {

@@ -25,6 +25,7 @@
     allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")
 )]
 
+mod blocking;
 mod error;
 mod identity;
 mod json;

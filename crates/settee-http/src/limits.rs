@@ -29,8 +29,8 @@ pub struct Limits {
     /// with 503. Default: 1 GiB.
     pub request_bytes_in_flight_max: u64,
     /// Bytes of all spool files. The body of a `_bulk_docs` that exceeds 32 MiB, or half of
-    /// `request_bytes_in_flight_max`, goes to such a file. Past it: 413, or 503 if other spool files take the
-    /// space. 0 disables spooling. Default: 4 GiB.
+    /// `request_bytes_in_flight_max`, goes to such a file, and so does one of very many documents. Past it: 413,
+    /// or 503 if other spool files take the space. 0 disables spooling. Default: 4 GiB.
     pub spool_bytes_max: u64,
     /// Bytes of all responses that clients haven't read yet. Past it the connection that holds the most is
     /// closed; a connection that holds a quarter of it gets 503. Default: 256 MiB.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use settee_doc::Options;
+use settee_doc::{Edit, ErrorKind, Options};
 use tokio::sync::mpsc;
 
 use crate::output::{CommandResult, print_stderr, print_stdout};
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MEMBER")]
     id: Option<String>,
 
-    /// Largest document in bytes
+    /// Largest document in bytes, without its attachments
     #[arg(long, value_name = "N", env = "SETTEE_DOCUMENT_BYTES_MAX", default_value_t = Options::default().document_bytes_max)]
     document_bytes_max: usize,
 
@@ -122,7 +122,7 @@ fn start_reader(
     let reader = Reader {
         identifier: Identifier::new(args.id.clone()),
         batch: args.batch as usize,
-        document_bytes_max: args.document_bytes_max,
+        options: args.options(),
         sender,
     };
     std::thread::Builder::new().name("load-reader".to_owned()).spawn(move || reader.run(input))?;
@@ -145,7 +145,7 @@ struct ReceiverClosed;
 struct Reader {
     identifier: Identifier,
     batch: usize,
-    document_bytes_max: usize,
+    options: Options,
     sender: mpsc::Sender<Message>,
 }
 
@@ -190,10 +190,21 @@ impl Reader {
 
     fn identify(&mut self, line: u64, text: &[u8]) -> Result<InputDocument, (u64, String)> {
         let item = self.identifier.identify(line, text)?;
-        match !item.has_attachments && text.len() > self.document_bytes_max {
-            true => Err((line, too_large(self.document_bytes_max))),
+        match !item.has_attachments && self.is_too_large(text) {
+            true => {
+                let reason = too_large(self.options.document_bytes_max);
+                Err((line, format!("{reason}: see --document-bytes-max")))
+            }
             false => Ok(item),
         }
+    }
+
+    /// Whether a document exceeds the limit, to which neither white space nor `_id`, `_rev` and `_revisions`
+    /// count.
+    fn is_too_large(&self, text: &[u8]) -> bool {
+        let is_refused =
+            || Edit::parse(text, &self.options).is_err_and(|error| error.kind() == ErrorKind::TooLarge);
+        text.len() > self.options.document_bytes_max && is_refused()
     }
 
     fn send_batch(&mut self, batch: &mut Batch, bytes: u64) -> Result<(), ReceiverClosed> {

@@ -9,6 +9,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use settee_io::yield_now;
 use settee_store::{Location, Seq, Snapshot as StoreSnapshot};
 
 use super::range::{Range, as_slice, bounds, local_bounds, opposite, prefix_bounds};
@@ -315,6 +316,8 @@ impl Snapshot {
             let mut body = BytesMut::with_capacity(usize::try_from(large_body.size()).unwrap_or(0));
             while let Some(chunk) = reader.next().await? {
                 body.extend_from_slice(&chunk);
+                // Reads from the page cache complete at once.
+                yield_now().await;
             }
             document.body = body.freeze();
         }

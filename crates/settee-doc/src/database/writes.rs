@@ -1,8 +1,9 @@
 //! Writes of documents: interactive, replicated and local edits, and purges.
 //!
-//! An edit's attachments are uploaded first, and so is a body that doesn't fit its leaf's record. One updater at a time then decides edits and commits their
-//! records; the writer waits for the sync without holding the updater, so that concurrent writes share it. The
-//! edits of a large request are made in groups, between which other requests have their turn.
+//! An edit's attachments are uploaded first, and so is a body that doesn't fit its leaf's record. One updater at
+//! a time then decides edits and commits their records; the writer waits for the sync without holding the
+//! updater, so that concurrent writes share it. The edits of a large request are made in groups, between which
+//! other requests have their turn.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

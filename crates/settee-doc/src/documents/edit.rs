@@ -266,9 +266,14 @@ impl Edit {
         });
         counted.map_err(refused)?;
         charge(count * ANCESTOR_BYTES)?;
+        let mut local_revision = None;
         let mut history: Vec<RevisionId> = Vec::with_capacity(count);
         let read = json::each_json_element(ids.get().as_bytes(), |id| -> Result<(), E> {
             let text = json::string(id).ok_or_else(malformed)?;
+            if start == 0 && history.is_empty() {
+                // A local document: its first id is a number. From the text, since 16 digits are a hash as an id.
+                local_revision = parse_local_revision(&format!("0-{text}"));
+            }
             let id = RevisionId::parse(&text).map_err(|error| match text.len() {
                 32 => bad("RevId isn't a valid hexadecimal"),
                 _ => error,
@@ -281,10 +286,9 @@ impl Edit {
         });
         read.map_err(refused)?;
         if start == 0 {
-            // A local document: its first id is a number.
-            let revision = history.into_iter().next().map(|id| Revision { generation: 0, id });
-            self.local_revision = revision.as_ref().and_then(|one| parse_local_revision(&one.to_string()));
-            self.revision = revision.filter(|_| self.local_revision.is_none());
+            let first = history.into_iter().next().filter(|_| local_revision.is_none());
+            self.revision = first.map(|id| Revision { generation: 0, id });
+            self.local_revision = local_revision;
             return Ok(());
         }
         if count == 0 || count > start as usize {

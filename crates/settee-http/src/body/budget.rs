@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::StatusCode;
 use settee_doc::Edit;
 
 use super::buffer::BufferedBody;
 use super::memory::{BodyMemory, MemoryPermit};
+use crate::blocking;
 use crate::error::ApiError;
 
 /// Minimum bytes that a separate small allocation takes.
@@ -29,7 +29,7 @@ const PARSED_BYTES_MIN: u64 = 64 << 20;
 
 /// Largest text in bytes that is parsed in the request's own task. A longer one is parsed on a blocking
 /// thread, so that it doesn't delay other tasks.
-pub(super) const PARSE_INLINE_BYTES: usize = 1 << 20;
+pub(crate) const PARSE_INLINE_BYTES: usize = 1 << 20;
 
 /// The memory that a parser may use besides the text, charged item by item.
 pub(crate) struct BodyBudget {
@@ -90,10 +90,7 @@ async fn parse_from<T: Send + 'static>(
         return parse(text);
     }
     let text = text.clone();
-    let parsed = tokio::task::spawn_blocking(move || parse(&text)).await;
-    parsed.unwrap_or_else(|error| {
-        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string()))
-    })
+    blocking::run(move || parse(&text)).await?
 }
 
 /// Parses a body's text and returns the result with the permit for its memory. The result's memory is charged

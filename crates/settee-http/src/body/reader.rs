@@ -62,8 +62,31 @@ pub(crate) async fn read_or_spool(
     limits: &Limits,
     body_memory: &BodyMemory,
 ) -> Result<ReceivedBody, ApiError> {
-    let is_allowed = limits.spool_bytes_max > 0 && body.is_authenticated();
-    read_to(Some(spools).filter(|_| is_allowed), body, headers, limits, body_memory).await
+    let spools = Some(spools).filter(|_| may_be_spooled(body, limits));
+    read_to(spools, body, headers, limits, body_memory).await
+}
+
+fn may_be_spooled(body: &RequestBody, limits: &Limits) -> bool {
+    limits.spool_bytes_max > 0 && body.is_authenticated()
+}
+
+/// Writes the text of a body that was read into memory to a spool file.
+///
+/// # Errors
+/// 413 if it may not be spooled; 413, 503 or 507 as for [`read_or_spool`].
+pub(crate) async fn spool(
+    spools: &Arc<Spools>,
+    body: &RequestBody,
+    text: &[u8],
+    limits: &Limits,
+) -> Result<Spool, ApiError> {
+    if !may_be_spooled(body, limits) {
+        return Err(ApiError::body_too_large());
+    }
+    let mut spool = spools.create(limits.spool_bytes_max).await?;
+    spool.append(text).await?;
+    spool.finish().await?;
+    Ok(spool)
 }
 
 async fn read_to(

@@ -15,7 +15,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::StatusCode;
 use settee_doc::{
     Database, Document, DocumentRow, Documents, Extras, IdFilter, OrderedDocuments, Revision, Row, Seq,
     Snapshot, Summary,
@@ -25,6 +24,7 @@ use tokio::time::Instant;
 
 use super::args::{Args, Kind};
 use super::filter::{Filter, Selected};
+use crate::blocking;
 use crate::body::{BodyMemory, MemoryPermit};
 use crate::context::{Server, stopped};
 use crate::document::inline::write_document;
@@ -40,8 +40,8 @@ const LOOKED_UP_MAX: usize = 1_000;
 /// The estimated cost of a lookup, in rows of a scan.
 const ROWS_PER_LOOKUP: u64 = 4;
 
-/// Largest document in bytes that is matched in the feed's own task. A larger one is matched on a blocking
-/// thread.
+/// Largest document in bytes that is matched, or shown in part, in the feed's own task. For a larger one this is
+/// done on a blocking thread.
 const MATCHED_INLINE_BYTES: u64 = 64 << 10;
 
 /// Number of rows skipped between two checks of the heartbeat.
@@ -323,13 +323,11 @@ impl Feed {
         if let Some(document_options) = &self.document_options {
             out.buffer.extend_from_slice(b",\"doc\":");
             let extras = document_options.extras(snapshot, &document).await?;
-            match self.filter.selected().and_then(|selected| selected.fields.as_ref()) {
+            match self.filter.selected().filter(|selected| selected.fields.is_some()) {
                 None => write_document(snapshot, &document, document_options, &extras, out).await?,
-                Some(fields) => {
-                    let (document, _permit) = read_whole(snapshot, document, &self.body_memory).await?;
-                    let mut text = Vec::new();
-                    document.write_json(&extras, &mut text);
-                    fields.write(std::str::from_utf8(&text).unwrap_or("{}"), &mut out.buffer);
+                Some(selected) => {
+                    let shown = self.selected_fields(snapshot, selected, document, extras).await?;
+                    out.buffer.extend_from_slice(&shown);
                 }
             }
         }
@@ -419,15 +417,36 @@ impl Feed {
         }
         let selected = selected.clone();
         let (document, permit) = read_whole(snapshot, document.clone(), &self.body_memory).await?;
-        let matching = tokio::task::spawn_blocking(move || {
-            // The thread outlives a feed whose client leaves.
+        blocking::run(move || {
             let _permit = permit;
             selected.selector.matches(&document, &extras)
-        });
-        let failed = |error: tokio::task::JoinError| {
-            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+        })
+        .await
+    }
+
+    /// The text of a document with only the selected fields.
+    async fn selected_fields(
+        &self,
+        snapshot: &Snapshot,
+        selected: &Arc<Selected>,
+        document: Document,
+        extras: Extras,
+    ) -> Result<Vec<u8>, ApiError> {
+        let is_small = document.body_size() <= MATCHED_INLINE_BYTES;
+        let (document, permit) = read_whole(snapshot, document, &self.body_memory).await?;
+        let selected = selected.clone();
+        let select = move || {
+            let _permit = permit;
+            let (mut text, mut shown) = (Vec::new(), Vec::new());
+            document.write_json(&extras, &mut text);
+            // Its body is in the text now, and a field of that size is copied once more.
+            drop(document);
+            if let Some(fields) = &selected.fields {
+                fields.write(std::str::from_utf8(&text).unwrap_or("{}"), &mut shown);
+            }
+            shown
         };
-        matching.await.map_err(failed)
+        if is_small { Ok(select()) } else { blocking::run(select).await }
     }
 
     /// Appends a row without its closing brace.

@@ -33,9 +33,14 @@ pub(crate) fn set_etag(response: &mut Response<Body>, tag: Option<Bytes>) {
 /// Whether `If-None-Match` has this tag.
 pub(crate) fn matches_tag(context: &RequestContext<'_>, tag: &[u8]) -> bool {
     let sent = context.head.headers.get_all(header::IF_NONE_MATCH).iter();
-    sent.flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-        .map(|sent| sent.trim_ascii())
-        .any(|sent| sent.strip_prefix(b"W/").unwrap_or(sent) == tag)
+    sent.into_iter().any(|value| lists(value.as_bytes(), tag))
+}
+
+/// Whether a list of entity tags has this one, weak or strong.
+fn lists(list: &[u8], tag: &[u8]) -> bool {
+    // A tag may contain commas, but no quote except those around it. So every second piece is a tag's text.
+    let mut texts = list.split(|byte| *byte == b'"').skip(1).step_by(2);
+    tag.split_last().is_some_and(|(_, opened)| texts.any(|text| opened.strip_prefix(b"\"") == Some(text)))
 }
 
 /// Responds with JSON text and its digest as ETag, or with 304 if the client has it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::Method;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use settee_doc::{Edit, Stage};
+use settee_doc::{Edit, Spool, Stage};
 
 use super::shared::{Server, Shared};
 use super::write_concern::WriteConcern;
@@ -98,6 +98,14 @@ impl<'a> RequestContext<'a> {
         let server = self.server;
         let (headers, spools) = (&self.head.headers, server.databases.spools());
         body::read_or_spool(spools, self.body, headers, &server.limits, &server.body_memory).await
+    }
+
+    /// Writes a body that was read into memory to a spool file.
+    ///
+    /// # Errors
+    /// Those of [`body::spool`].
+    pub(crate) async fn spool(&self, text: &[u8]) -> Result<Spool, ApiError> {
+        body::spool(self.server.databases.spools(), self.body, text, &self.server.limits).await
     }
 
     /// The durability and the copies that the query asks for.

@@ -19,6 +19,7 @@ use super::edited_revision::{check_leaf, edited_revision};
 use super::related;
 use super::revision_arg::{self, conflict, one_of};
 use super::saved::saved_as;
+use super::whole::edit_again;
 use crate::body::{MemoryPermit, multipart};
 use crate::context::{RequestContext, location_of_attachment, matches_tag, not_modified};
 use crate::error::ApiError;
@@ -200,7 +201,8 @@ async fn edit_of(
     };
     let body_memory = &context.server.body_memory;
     let (document, permit) = edited_revision(database, id, &revision, body_memory).await?;
-    Ok((Edit::again(&document), Some(permit)))
+    let (edit, permit) = edit_again(document, permit).await?;
+    Ok((edit, Some(permit)))
 }
 
 async fn put(

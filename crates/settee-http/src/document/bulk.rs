@@ -1,7 +1,7 @@
 //! `_bulk_docs`: many documents in one request.
 //!
-//! A body in memory is parsed as a whole, a spooled one group by group (`spooled.rs`). [`BulkWriter`] stores
-//! both.
+//! A body in memory is parsed as a whole, a spooled one group by group (`spooled.rs`). If the parsed documents of
+//! a body in memory would exceed its budget, it is spooled then. [`BulkWriter`] stores both.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ const EDIT_BYTES: usize = size_of::<Edit>()
 const ROW_BYTES: usize = 96;
 
 /// Largest number of documents that are stored, and whose rows are made, before other tasks get a turn. They
-/// share a sync: with a thousandth of a second for that, it is no more than a hundredth of the time.
-const EDITS_TOGETHER_MAX: usize = 8192;
+/// share a sync, which takes a hundredth of their time or less if it takes a millisecond.
+const EDITS_PER_TURN_MAX: usize = 8192;
 
 /// A parsed `_bulk_docs` request.
 pub(crate) struct Bulk {
@@ -67,8 +67,18 @@ async fn buffered_docs(
     writer: BulkWriter,
 ) -> HandlerResult {
     let options = context.server.document_options;
-    let parse = move |text: &[u8], budget: &mut BodyBudget| parse_bulk(text, &options, budget);
-    let (bulk, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let parse = move |text: &[u8], budget: &mut BodyBudget| match parse_bulk(text, &options, budget) {
+        Err(failure) if failure.is_body_too_large() => Ok(None),
+        parsed => parsed.map(Some),
+    };
+    let text = body.text.clone();
+    let (bulk, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let Some(bulk) = bulk else {
+        let spool = context.spool(&text).await?;
+        drop((text, permit));
+        return spooled_docs(context, spool, writer).await;
+    };
+    drop(text);
     let writer = writer.with_options_of(&bulk);
     let mut edits = bulk.edits;
     writer.assign_ids(&mut edits);
@@ -199,14 +209,16 @@ impl BulkWriter {
         self.assign_ids(&mut edits);
         let mut edits = edits.into_iter();
         while edits.len() > 0 {
-            self.write_together(edits.by_ref().take(EDITS_TOGETHER_MAX).collect(), rows, is_begun).await?;
-            tokio::task::yield_now().await;
+            self.write_turn(edits.by_ref().take(EDITS_PER_TURN_MAX).collect(), rows, is_begun).await?;
+            if edits.len() > 0 {
+                tokio::task::yield_now().await;
+            }
         }
         Ok(())
     }
 
-    /// Stores at most [`EDITS_TOGETHER_MAX`] documents and appends their rows.
-    async fn write_together(
+    /// Stores at most [`EDITS_PER_TURN_MAX`] documents and appends their rows.
+    async fn write_turn(
         &self,
         edits: Vec<Edit>,
         rows: &mut Vec<u8>,
@@ -266,7 +278,8 @@ fn is_local(edit: &Edit) -> bool {
     edit.id.starts_with(LOCAL)
 }
 
-/// Appends `{"ok":true,"id":…,"rev":…}`, with the text of a new revision, which has no escapes, and with `"accepted":true` if there are fewer copies than asked for.
+/// Appends `{"ok":true,"id":…,"rev":…}`, with `"accepted":true` if there are fewer copies than asked for.
+/// `revision` is the text of a new one, which needs no escapes.
 fn write_saved(id: &str, revision: &[u8], is_short: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"{\"ok\":true,\"id\":");
     settee_doc::write_json_string(id, rows);

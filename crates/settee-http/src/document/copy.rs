@@ -10,7 +10,7 @@ use settee_doc::{Content, Database, Document, Edit, ErrorKind, Hash, Revision, S
 use super::edited_revision::{check_leaf, one_revision};
 use super::revision_arg::{self, one_of};
 use super::saved::saved;
-use super::whole::read_whole;
+use super::whole::{edit_again, read_whole};
 use crate::context::{RequestContext, location};
 use crate::error::ApiError;
 use crate::query;
@@ -59,16 +59,17 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: &Database
     let snapshot = database.snapshot();
     let target = Target::of(context)?;
     let source = source(context, &snapshot, id).await?;
-    let (source, _permit) = read_whole(&snapshot, source, &context.server.body_memory).await?;
+    let (source, permit) = read_whole(&snapshot, source, &context.server.body_memory).await?;
     database.check_id(&target.id)?;
-    let mut edit = Edit::again(&source);
+    let attachments = source.attachments.clone();
+    let (mut edit, _permit) = edit_again(source, permit).await?;
     (edit.id, edit.revision) = (target.id.clone(), None);
     if target.id.starts_with(LOCAL) {
         return put_local(context, database, edit, target.revision.as_deref(), stage).await;
     }
     edit.revision = target.revision.map(|text| revision_arg::parse(&text)).transpose()?;
     check_leaf(database, &edit).await?;
-    for (new, attachment) in edit.attachments.iter_mut().zip(&source.attachments) {
+    for (new, attachment) in edit.attachments.iter_mut().zip(&attachments) {
         let is_gzip = attachment.gzip_length.is_some();
         let mut uploading = database.upload(&target.id, &attachment.content_type, is_gzip, u64::MAX);
         let mut reader = snapshot.attachment(id, attachment, None, false);

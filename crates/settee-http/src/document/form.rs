@@ -14,6 +14,7 @@ use super::parts::Parts;
 use super::related::{self, Uploads};
 use super::revision_arg::{self, one_of};
 use super::saved::saved_as;
+use super::whole::edit_again;
 use crate::body::multipart::{self, Head};
 use crate::body::{BodyBuffer, BufferedBody, MemoryPermit};
 use crate::context::RequestContext;
@@ -162,7 +163,7 @@ async fn edit_of(
     let revision = revision.ok_or_else(|| ApiError::bad_request("Invalid rev format"))?;
     let body_memory = &context.server.body_memory;
     let (document, permit) = edited_revision(database, id, &revision, body_memory).await?;
-    let mut edit = Edit::again(&document);
+    let (mut edit, permit) = edit_again(document, permit).await?;
     edit.deleted = false;
     Ok((edit, permit))
 }

@@ -76,9 +76,10 @@ pub(crate) fn one_of<T: PartialEq>(
 
 /// Checks that an edit has the revision that `new_edits=false` requires.
 pub(crate) fn check_replicated(edit: &Edit) -> Result<(), ApiError> {
-    match &edit.revision {
-        Some(_) => Ok(()),
-        None => Err(ApiError::bad_request(
+    match (&edit.revision, edit.local_revision) {
+        // The update refuses the number of a local document for this edit alone.
+        (Some(_), _) | (_, Some(_)) => Ok(()),
+        (None, None) => Err(ApiError::bad_request(
             "When `new_edits: false`, the document needs `_rev` or `_revisions` specified",
         )),
     }

@@ -3,9 +3,10 @@
 //! A document that is only sent needs no more than a chunk of its body at a time (`inline`). Where the whole body
 //! is needed, it is charged to the memory for request bodies.
 
-use settee_doc::{Document, Snapshot};
+use settee_doc::{Document, Edit, Snapshot};
 
-use crate::body::{BodyMemory, MemoryPermit};
+use crate::blocking;
+use crate::body::{BodyMemory, MemoryPermit, PARSE_INLINE_BYTES};
 use crate::error::ApiError;
 
 /// Largest number of copies of a body that its user has in memory at a time: the body, and the edit or the text
@@ -29,4 +30,18 @@ pub(crate) async fn read_whole(
         body_memory.add(&mut permit, bytes)?;
     }
     Ok((snapshot.read_whole(document).await?, permit))
+}
+
+/// An edit with the members of a document: see [`Edit::again`]. The body is copied and hashed, a large one on a
+/// blocking thread. Returns the edit with the document's permit.
+///
+/// # Errors
+/// 500 if that panics.
+pub(crate) async fn edit_again(
+    document: Document,
+    permit: MemoryPermit,
+) -> Result<(Edit, MemoryPermit), ApiError> {
+    let is_small = document.body.len() <= PARSE_INLINE_BYTES;
+    let copy = move || (Edit::again(&document), permit);
+    if is_small { Ok(copy()) } else { blocking::run(copy).await }
 }

@@ -121,6 +121,7 @@ fn a_local_document_is_written_with_the_revisions_that_were_read_of_it() {
             {"_id": "_local/b", "_revisions": {"start": 0, "ids": ["abc"]}},
             {"_id": "_local/c", "_revisions": {"start": 2, "ids": ["abc", "def"]}},
             {"_id": "_local/d", "_revisions": {"start": 0, "ids": []}},
+            {"_id": "_local/e", "_revisions": {"start": 0, "ids": ["1234567890123456"]}},
             {"_id": format!("d-{new_edits}"), "_rev": if new_edits { None } else { Some(format!("1-{}", "a".repeat(32))) }},
         ]});
         let docs = docs.to_string().replace(",\"_rev\":null", "");
@@ -131,6 +132,7 @@ fn a_local_document_is_written_with_the_revisions_that_were_read_of_it() {
         assert_eq!(shown, [(Some("_local/b"), bad), (Some("_local/c"), bad)], "{rows}");
         assert_eq!(client.get("/db/_local/a").json()["_rev"], "0-4");
         assert_eq!(client.get("/db/_local/d").json()["_rev"], "0-1");
+        assert_eq!(client.get("/db/_local/e").json()["_rev"], "0-1234567890123457");
         client.get(&format!("/db/d-{new_edits}")).expect_status(200);
     }
 }

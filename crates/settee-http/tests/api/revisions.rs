@@ -298,13 +298,18 @@ fn a_replicated_revision_of_position_0_fails_alone() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");
-    let docs = json!([{"_id": "a", "_rev": "0-x"}, {"_id": "b", "_rev": "1-"}, {"_id": "_local/l"}]);
+    let docs = json!([{"_id": "a", "_rev": "0-x"}, {"_id": "b", "_rev": "1-"}, {"_id": "_local/l"},
+        {"_id": "c", "_rev": "0-1"}, {"_id": "d", "_revisions": {"start": 0, "ids": ["2"]}}]);
     let body = json!({"new_edits": false, "docs": docs}).to_string();
     let rows = client.post("/db/_bulk_docs", &body).expect_status(201).json();
-    let refused = json!({"id": "a", "rev": "0-x", "error": "bad_request", "reason": "Invalid rev format"});
-    assert_eq!(rows, json!([refused]));
-    let body = json!({"_rev": "0-x"}).to_string();
-    client.put("/db/a?new_edits=false", &body).expect_error(400, "bad_request", "Invalid rev format");
+    let refused = |id: &str| json!({"id": id, "error": "bad_request", "reason": "Invalid rev format"});
+    let mut expected = json!([refused("a"), refused("c"), refused("d")]);
+    expected[0]["rev"] = "0-x".into();
+    assert_eq!(rows, expected);
+    for rev in ["0-x", "0-1"] {
+        let body = json!({"_rev": rev}).to_string();
+        client.put("/db/a?new_edits=false", &body).expect_error(400, "bad_request", "Invalid rev format");
+    }
     client.get("/db/a").expect_status(404);
     // As in CouchDB, a text may be empty.
     assert_eq!(client.get("/db/b?rev=1-").expect_status(200).rev_of_document(), "1-");
@@ -335,6 +340,14 @@ fn an_etag_has_every_text_that_it_can() {
             assert_eq!(reply.header("x"), None);
         }
         assert_eq!(client.get(&path).rev_of_document(), rev);
+        if let Some(tag) = client.get(&path).header("etag").map(str::to_owned) {
+            for known in [tag.clone(), format!("W/{tag}"), format!("\"1-x,y\" , {tag},\"z\"")] {
+                client.send("GET", &path, &[("If-None-Match", &known)], b"").expect_status(304);
+            }
+            for other in [format!("\"{}", &tag[2..]), tag.replace('"', "")] {
+                client.send("GET", &path, &[("If-None-Match", &other)], b"").expect_status(200);
+            }
+        }
         let attached = json!([{"_id": format!("d{index}"),
             "_revisions": {"start": 2, "ids": [rev[2..], rev[2..]]},
             "_attachments": {"f": {"data": "QUFB"}}}]);

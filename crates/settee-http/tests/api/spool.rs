@@ -248,3 +248,26 @@ fn spooled_bulks_are_answered_as_those_in_memory() {
         assert_eq!(spooled, held, "seed={seed} {}", String::from_utf8_lossy(&body[PADDING..]));
     }
 }
+
+#[test]
+fn a_bulk_of_too_many_small_documents_for_memory_is_spooled() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = spooling(directory.path());
+    let mut client = server.connect();
+    client.create("db");
+    // Less than a mebibyte of text, and several of edits.
+    let bulk = bulk(8_000, 1);
+    assert!(bulk.len() < MIB / 2);
+    let rows = post(&mut client, &[], bulk.as_bytes()).expect_status(201).json();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 8_000);
+    for (number, row) in rows.iter().enumerate() {
+        assert_eq!((row["id"].as_str(), &row["ok"]), (Some(&*format!("{number:06}")), &true.into()));
+    }
+    assert_eq!(client.get("/db").json()["doc_count"], 8_000);
+    expect_no_spool(&mut client, directory.path());
+    // Nothing is stored unless all of it is valid.
+    let wrong = bulk.replace("007999", "_07999").replace("{\"_id\":\"0", "{\"_id\":\"x");
+    post(&mut client, &[], wrong.as_bytes()).expect_status(400);
+    assert_eq!(client.get("/db").json()["doc_count"], 8_000);
+}

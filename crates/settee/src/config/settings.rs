@@ -200,8 +200,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "spool_bytes_max",
         Kind::Number(Limit::new(Bytes, field!(http.spool_bytes_max)).within(0..=Bytes.max())),
         "Disk space of all spooled bodies of _bulk_docs: those larger than 32 MiB or than half of \
-         request_bytes_in_flight_max. A body that alone needs more is a 413; if others take the space, a \
-         503. 0 disables spooling.",
+         request_bytes_in_flight_max, and those of very many documents. A body that alone needs more is a \
+         413; if others take the space, a 503. 0 disables spooling.",
     ),
     setting(
         "limits",

@@ -135,8 +135,27 @@ fn a_document_over_the_limit_is_an_error_with_its_line() {
     let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"a\":\"xxxxxxxxxxxxxxxxxxxx\"}\n{\"a\":2}\n";
     let stopped = load_text(directory.path(), text, &["--document-bytes-max", "20"]);
-    assert_eq!(stopped.stopped.as_deref(), Some("line 2: the document exceeds 20 bytes"));
+    assert_eq!(
+        stopped.stopped.as_deref(),
+        Some("line 2: the document exceeds 20 bytes: see --document-bytes-max")
+    );
     assert_eq!(load_text(directory.path(), text, &[]), counts(2, 1, 0));
+}
+
+#[test]
+fn a_document_of_just_the_limit_is_loaded_from_its_dump() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let text = "{\"_id\":\"a\",\"f\":\"xxxxxxxxxxxxxxxx\"}\n";
+    let limit = ["--document-bytes-max", "22"];
+    assert_eq!(load_text(one.path(), text, &limit), counts(1, 0, 0));
+    for flags in [&[][..], &["--all-revisions"]] {
+        let dump = dumped(one.path(), flags).join("\n");
+        assert!(dump.len() > 60, "{dump}");
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(load_text(directory.path(), &dump, &limit), counts(1, 0, 0));
+        assert_eq!(load_text(directory.path(), &dump.replace("xx", "xxx"), &limit).errors, 1);
+    }
+    assert_eq!(load_text(other.path(), text, &["--document-bytes-max", "21"]).errors, 1);
 }
 
 #[test]
