@@ -67,7 +67,11 @@ impl Known {
             assert_eq!(missing, [], "{case}");
         }
         let unknown = Revision { generation: leaf.generation, id: [1; 16].into() };
-        assert_eq!(view.missing(self.id, &[unknown.clone()]).await.unwrap().0, [unknown], "{case}");
+        assert_eq!(
+            view.missing(self.id, std::slice::from_ref(&unknown)).await.unwrap().0,
+            [unknown],
+            "{case}"
+        );
     }
 }
 
