@@ -38,7 +38,7 @@ mod watermark;
 mod freed_buffer;
 
 pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
-pub use closed::scan_segment;
+pub use closed::{scan_segment, scan_whole_frames};
 pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]
 pub use failpoints::Failpoint;
