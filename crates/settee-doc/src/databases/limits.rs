@@ -24,8 +24,8 @@ pub struct StoreLimits {
     pub garbage_percent_max: u64,
     /// Rate of compaction and backups in bytes per second; default 256 MiB/s.
     pub compaction_bytes_per_second: u64,
-    /// Number of segments that a request searches for the bodies of replaced revisions, at least 1; default 16.
-    /// Beyond them a body is missing.
+    /// Number of segments that a request searches for the bodies of replaced revisions; default 16. Beyond them a
+    /// body is missing.
     pub replaced_segments_max: usize,
 }
 

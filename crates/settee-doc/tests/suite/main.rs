@@ -15,6 +15,7 @@ mod out_of_line;
 mod power_loss;
 mod purge;
 mod read_ahead;
+mod replaced;
 mod revision_ids;
 mod revs_limit;
 mod subscribers;
