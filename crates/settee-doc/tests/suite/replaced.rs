@@ -227,7 +227,7 @@ impl Run {
             9 => {
                 self.db = None;
                 self.databases.close().await.unwrap();
-                // Whoever has it holds the directory's lock.
+                // A handle of the databases holds the lock of its directory.
                 self.databases = Databases::open(self.env.clone(), Path::new("/other")).await.unwrap();
                 let options = self.options;
                 let opened = Databases::open_with(self.env.clone(), Path::new("/data"), options).await;
