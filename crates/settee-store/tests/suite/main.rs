@@ -13,6 +13,7 @@ mod opening;
 mod panics;
 mod power_loss;
 mod repair;
+mod replaced;
 mod scans;
 mod space;
 mod transfer;
