@@ -165,8 +165,9 @@ class Documents(CloudantTest):
         found = self.get(db, "a", revs=True, revs_info=True, local_seq=True)
         self.assertEqual(found["_revisions"], {"start": 2, "ids": [second[2:], first[2:]]})
         self.assertEqual(
-            found["_revs_info"], [{"rev": second, "status": "available"}, {"rev": first, "status": "missing"}]
+            found["_revs_info"], [{"rev": second, "status": "available"}, {"rev": first, "status": "available"}]
         )
+        self.assertEqual(self.get(db, "a", rev=first)["n"], 1)
         self.assertIn("_local_seq", found)
         self.assertEqual(self.get(db, "a", rev=first, latest=True)["_rev"], second)
 

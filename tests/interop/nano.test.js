@@ -297,7 +297,11 @@ test('revisions, their history and their conflicts can be read', async () => {
   assert.equal(found._rev, winner);
   assert.deepEqual(found._conflicts, [loser]);
   assert.deepEqual(found._revisions, { start: 2, ids: [winner.slice(2), start] });
-  assert.deepEqual(found._revs_info[0], { rev: winner, status: 'available' });
+  assert.deepEqual(found._revs_info, [
+    { rev: winner, status: 'available' },
+    { rev: first.rev, status: 'available' },
+  ]);
+  assert.deepEqual(await db.get('a', { rev: first.rev }), { _id: 'a', _rev: first.rev, n: 1 });
   assert.equal((await db.get('a', { rev: loser }))._rev, loser);
   const leaves = await db.get('a', { open_revs: 'all' });
   assert.equal(leaves.length, 2);

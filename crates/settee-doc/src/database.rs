@@ -12,6 +12,7 @@ mod leaves;
 mod out_of_line;
 mod range;
 mod read_ahead;
+mod replaced;
 mod rows;
 mod settings;
 mod snapshot;
@@ -27,6 +28,7 @@ pub use range::Range;
 pub use read_ahead::{
     DocumentKey, DocumentRow, Documents, IdFilter, ListedDocuments, OrderedDocuments, Winner,
 };
+pub use replaced::{ReplacedRevision, ReplacedRevisions};
 pub use rows::{LocalRow, LocalRows, Purge, Purges, Row, Rows};
 pub use snapshot::{Counts, Snapshot};
 pub use state::{Database, Info};

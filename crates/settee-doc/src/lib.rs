@@ -29,7 +29,7 @@ pub use attachments::{
 pub use database::{
     BodyRef, Counts, Database, DocumentKey, DocumentRow, Documents, FoundLeaf, IdFilter, Info, Leaf, Leaves,
     ListedDocuments, LocalRow, LocalRows, Matched, OUT_OF_LINE_BYTES_MIN, OrderedDocuments, Purge, Purges,
-    Range, Row, Rows, Snapshot, Summary, Winner,
+    Range, ReplacedRevision, ReplacedRevisions, Row, Rows, Snapshot, Summary, Winner,
 };
 pub use databases::{
     BackupProgress, BackupSummary, CompactionTask, Databases, DatabasesOptions, FailedDatabase,

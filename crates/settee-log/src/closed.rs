@@ -31,4 +31,4 @@ mod scan;
 mod sealing;
 mod truncation;
 
-pub use scan::scan_segment;
+pub use scan::{scan_segment, scan_whole_frames};

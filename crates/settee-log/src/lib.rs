@@ -42,7 +42,7 @@ mod watermark;
 mod freed_buffer;
 
 pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
-pub use closed::scan_segment;
+pub use closed::{scan_segment, scan_whole_frames};
 pub use edit::Edit;
 pub use error::{AppendError, EditError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]

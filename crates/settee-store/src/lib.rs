@@ -60,7 +60,10 @@ pub use faults::LiveTable;
 pub use index::{Aggregate, Entry, EntryRef, Location, OPERAND_COUNT_MAX, Pointer};
 pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
 pub use options::{MergeOperator, StoreOptions, StoreStats};
-pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource, Scan, Snapshot};
+pub use read::{
+    READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, ReplacedRecord, ReplacedRecords,
+    ReplacedSearch, RowSource, Scan, Snapshot,
+};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, CHUNK_BYTES, ChunkCache, Flags, InvalidLimit, LogOptions, LogStats,

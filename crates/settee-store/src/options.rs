@@ -68,6 +68,8 @@ pub struct StoreOptions {
     /// Bounds the bytes that scans read ahead, over all stores that are given it. Default `None`: 16 MiB of the
     /// store's own.
     pub read_ahead: Option<Arc<ReadAheadBudget>>,
+    /// Number of segments that one [`ReplacedRecords`](crate::ReplacedRecords) searches. Default 16.
+    pub replaced_segments_max: usize,
     /// The enabled failpoint: see `failpoints.rs`. Default `None`.
     #[cfg(feature = "failpoints")]
     pub failpoint: Option<Failpoint>,
@@ -99,6 +101,7 @@ impl StoreOptions {
         cache: None,
         chunks: None,
         read_ahead: None,
+        replaced_segments_max: 16,
         #[cfg(feature = "failpoints")]
         failpoint: None,
     };

@@ -39,6 +39,12 @@ impl Attachment {
         (0..chunk_count(self.stored_length())).map(move |index| chunk_key(id, &self.upload, index))
     }
 
+    /// The key of its last chunk, which is the first to be removed; `None` if it has none.
+    pub(crate) fn last_chunk_key(&self, id: &str) -> Option<Vec<u8>> {
+        let last = chunk_count(self.stored_length()).checked_sub(1)?;
+        Some(chunk_key(id, &self.upload, last))
+    }
+
     /// Appends the members of a stub, except `stub` itself. With `encoding` they include the compression of
     /// the stored bytes.
     pub fn write_members(&self, encoding: bool, out: &mut Vec<u8>) {

@@ -1,4 +1,5 @@
-//! A database's settings and counters: revision and purge limits, shard count, purge sequence.
+//! A database's settings and counters: revision and purge limits, shard count, purge sequence, last requested
+//! compaction.
 //!
 //! Each is stored under its own key and cached in memory for reads and updates. An accepted value takes
 //! effect when it is persisted, whether or not its writer waits for that.
@@ -38,10 +39,17 @@ pub(crate) enum Counter {
     PurgeSeq,
     /// CouchDB's `q`, which is reported and has no effect.
     ShardCount,
+    /// The `Seq` at the end of the last requested compaction: what was replaced as of it isn't read any more.
+    CompactedTo,
 }
 
-const ALL: [Counter; 4] =
-    [Counter::RevsLimit, Counter::PurgedInfosLimit, Counter::PurgeSeq, Counter::ShardCount];
+const ALL: [Counter; 5] = [
+    Counter::RevsLimit,
+    Counter::PurgedInfosLimit,
+    Counter::PurgeSeq,
+    Counter::ShardCount,
+    Counter::CompactedTo,
+];
 
 impl Counter {
     fn name(self) -> &'static str {
@@ -50,6 +58,7 @@ impl Counter {
             Counter::PurgedInfosLimit => "purged_infos_limit",
             Counter::PurgeSeq => "purge_seq",
             Counter::ShardCount => "q",
+            Counter::CompactedTo => "compacted_to",
         }
     }
 
@@ -75,7 +84,7 @@ pub(crate) struct DatabaseCounters {
 
 impl DatabaseCounters {
     pub(crate) async fn read(snapshot: &StoreSnapshot) -> Result<DatabaseCounters> {
-        let values = [REVS_LIMIT, PURGED_INFOS_LIMIT, 0, SHARD_COUNT].map(AtomicU64::new);
+        let values = [REVS_LIMIT, PURGED_INFOS_LIMIT, 0, SHARD_COUNT, 0].map(AtomicU64::new);
         let (setting_lock, accepted, first_accepted) = Default::default();
         let counters = DatabaseCounters { setting_lock, values, accepted, first_accepted };
         counters.first_accepted.store(u64::MAX, Ordering::Relaxed);

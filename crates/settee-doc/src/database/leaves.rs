@@ -8,12 +8,13 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 
 use super::read_ahead::Winner;
+use super::replaced::{ReplacedRevision, ReplacedRevisions};
 use super::snapshot::{LeafContent, Snapshot};
 use super::summary::{FoundLeaf, Leaf};
 use crate::documents::leaf_value::LeafValue;
 use crate::documents::rev_tree;
 use crate::documents::{Document, Revision, RevisionId};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// A document's leaves in a snapshot, counted from 0: the winner first, then in CouchDB's order.
 pub struct Leaves {
@@ -29,8 +30,10 @@ pub struct Leaves {
 pub enum Matched {
     /// The leaf with this index.
     Leaf(usize),
-    /// The tree doesn't have it, or has it only as an ancestor.
+    /// The tree doesn't have it, or has it only as an ancestor whose body isn't found.
     Missing(Revision),
+    /// A revision that isn't a leaf any more.
+    Replaced(Box<ReplacedRevision>),
 }
 
 impl Snapshot {
@@ -41,6 +44,24 @@ impl Snapshot {
     pub async fn open_leaves(&self, id: &str) -> Result<Leaves> {
         let leaves = rev_tree::leaves(self.store(), id).await?;
         Ok(Leaves { snapshot: self.clone(), id: id.to_owned(), leaves, winner: None })
+    }
+
+    /// The revision with its body: a leaf, or a replaced revision whose body can still be read.
+    ///
+    /// # Errors
+    /// `NotFound`, "missing", if the document never had it or its body is gone; `Internal`.
+    pub async fn available_revision(&self, id: &str, revision: &Revision) -> Result<Document> {
+        match self.revision(id, revision, false).await {
+            Ok(found) => found.into_iter().next().ok_or_else(Error::missing),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let leaves = self.open_leaves(id).await?;
+                let wanted = std::slice::from_ref(revision);
+                let found = leaves.find_replaced(wanted, &mut self.replaced_revisions()).await?;
+                let found = found.into_iter().flatten().next().ok_or_else(Error::missing)?;
+                leaves.replaced_document(&found).await
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// The leaves of a row's document, of which the winner was read.
@@ -75,12 +96,42 @@ impl Leaves {
         self.leaves.iter().map(|leaf| Leaf { revision: leaf.revision.clone(), deleted: leaf.deleted })
     }
 
-    /// The matches of the wanted revisions, in their order: the leaf with that revision; with `latest` also
-    /// the leaves that descend from it. A leaf is returned once, and so is a missing revision.
+    /// The matches of the wanted revisions, in their order: the leaf with that revision, or otherwise the
+    /// replaced revision; with `latest` instead of the latter the leaves that descend from it. A leaf is returned
+    /// once, and so is another revision.
     ///
     /// # Errors
-    /// `Internal` if a path can't be read.
-    pub async fn find(&self, wanted: &[Revision], latest: bool) -> Result<Vec<Matched>> {
+    /// `Internal` if a path or the segments can't be read.
+    pub async fn find(
+        &self,
+        wanted: &[Revision],
+        latest: bool,
+        replaced: &mut ReplacedRevisions,
+    ) -> Result<Vec<Matched>> {
+        let mut matched = self.find_leaves(wanted, latest).await?;
+        if latest {
+            return Ok(matched);
+        }
+        let is_missing = |matched: &Matched| matches!(matched, Matched::Missing(_));
+        let missing: Vec<Revision> = matched
+            .iter()
+            .filter_map(|matched| match matched {
+                Matched::Missing(revision) => Some(revision.clone()),
+                _ => None,
+            })
+            .collect();
+        if !missing.is_empty() {
+            let found = self.find_replaced(&missing, replaced).await?;
+            for (matched, found) in matched.iter_mut().filter(|matched| is_missing(matched)).zip(found) {
+                if let Some(found) = found {
+                    *matched = Matched::Replaced(Box::new(found));
+                }
+            }
+        }
+        Ok(matched)
+    }
+
+    async fn find_leaves(&self, wanted: &[Revision], latest: bool) -> Result<Vec<Matched>> {
         let mut seen = HashSet::with_capacity(wanted.len());
         let wanted: Vec<&Revision> = wanted.iter().filter(|revision| seen.insert(*revision)).collect();
         let places = self.leaves.iter().zip(0..).map(|(leaf, index)| (&leaf.revision, index));
@@ -127,6 +178,62 @@ impl Leaves {
         Ok(matched)
     }
 
+    /// Those of the wanted revisions that were replaced and can still be read, each at the place of the
+    /// revision. A leaf isn't found.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or if the segments can't be read.
+    pub async fn find_replaced(
+        &self,
+        wanted: &[Revision],
+        replaced: &mut ReplacedRevisions,
+    ) -> Result<Vec<Option<ReplacedRevision>>> {
+        let ancestors = self.ancestors(wanted).await?;
+        let found = self.find_ancestors(&ancestors, replaced).await?;
+        Ok(wanted.iter().map(|revision| found.get(revision).cloned()).collect())
+    }
+
+    /// The state of each ancestor in a history, given newest first: those of them that can still be read. The
+    /// history must be one that [`Leaves::history`] or [`Leaves::history_of`] returned for `revision`.
+    ///
+    /// # Errors
+    /// As [`Leaves::find_replaced`].
+    pub async fn replaced_ancestors(
+        &self,
+        revision: &Revision,
+        history: &[RevisionId],
+        replaced: &mut ReplacedRevisions,
+    ) -> Result<Vec<Option<ReplacedRevision>>> {
+        let generations = (0..revision.generation).rev();
+        let older = history.iter().skip(1).zip(generations);
+        let ancestors: Vec<Revision> =
+            older.map(|(id, generation)| Revision { generation, id: id.clone() }).collect();
+        let found = self.find_ancestors(&ancestors, replaced).await?;
+        Ok(ancestors.iter().map(|revision| found.get(revision).cloned()).collect())
+    }
+
+    /// A replaced revision's document with its body, unless that is large: see [`Document::large_body`].
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn replaced_document(&self, replaced: &ReplacedRevision) -> Result<Document> {
+        let ReplacedRevision { revision, deleted, location } = replaced.clone();
+        let LeafContent { attachments, body, large_body } =
+            self.snapshot.read_body(&self.id, location).await?;
+        Ok(Document { id: self.id.clone(), revision, deleted, body, attachments, large_body })
+    }
+
+    async fn find_ancestors(
+        &self,
+        ancestors: &[Revision],
+        replaced: &mut ReplacedRevisions,
+    ) -> Result<HashMap<Revision, ReplacedRevision>> {
+        match self.leaves.first() {
+            Some(winner) => replaced.find(&self.id, winner.location(), ancestors).await,
+            None => Ok(HashMap::new()),
+        }
+    }
+
     /// A leaf's document with its body, unless that is large: see [`Document::large_body`].
     ///
     /// # Errors
@@ -158,6 +265,45 @@ impl Leaves {
             leaf.use_value(LeafValue::decode(value)?)?;
         }
         Ok(leaf)
+    }
+
+    /// As [`Leaves::history`], from any revision on a leaf's path back; empty for another revision.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub async fn history_of(&self, revision: &Revision) -> Result<Vec<RevisionId>> {
+        for leaf in self.leaves.iter().filter(|leaf| leaf.revision.generation >= revision.generation) {
+            let mut leaf = leaf.clone();
+            leaf.limit_path(self.snapshot.store(), &self.id, self.snapshot.revs_limit()).await?;
+            if leaf.descends_from(revision) {
+                return Ok(leaf.path.split_off((leaf.revision.generation - revision.generation) as usize));
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Those of the revisions that are ancestors of a leaf, within the database's limit.
+    async fn ancestors(&self, revisions: &[Revision]) -> Result<Vec<Revision>> {
+        let mut unknown: HashSet<&Revision> = revisions.iter().collect();
+        let mut generations: Vec<u32> = revisions.iter().map(|revision| revision.generation).collect();
+        generations.sort_unstable();
+        generations.dedup();
+        let mut ancestors = Vec::new();
+        for leaf in &self.leaves {
+            let newest = leaf.revision.generation;
+            let oldest = newest.saturating_sub(self.snapshot.revs_limit().saturating_sub(1));
+            let shown =
+                generations.iter().copied().filter(|generation| (oldest..newest).contains(generation));
+            let mut shown = shown.peekable();
+            let Some(&first) = shown.peek() else { continue };
+            let mut leaf = leaf.clone();
+            leaf.complete_path(self.snapshot.store(), &self.id, first).await?;
+            for generation in shown {
+                let Some(id) = leaf.ancestor(generation) else { continue };
+                ancestors.extend(unknown.take(&Revision { generation, id: id.clone() }).cloned());
+            }
+        }
+        Ok(ancestors)
     }
 
     fn leaf(&self, index: usize) -> Result<&rev_tree::TreeLeaf> {

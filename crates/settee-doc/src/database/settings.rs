@@ -1,6 +1,6 @@
 //! A database's settings: how many revisions and purge infos are kept, and the shard count that is reported.
 
-use settee_store::{Batch, Stage};
+use settee_store::{Batch, Seq, Stage};
 
 use super::counters::{Counter, remove_purge_infos};
 use super::state::Database;
@@ -66,9 +66,26 @@ impl Database {
         Ok(())
     }
 
+    /// Records that all garbage as of now counts as removed: bodies of replaced revisions that a compaction
+    /// could not remove, since their segment is still written to, aren't read any more. Writes nothing if nothing
+    /// was written since the last call.
+    pub(super) async fn end_compaction_at_now(&self) -> Result<()> {
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        let snapshot = self.store.snapshot();
+        let last = snapshot.get(&Counter::CompactedTo.key()).await?.map_or(Seq(0), |entry| entry.seq());
+        match snapshot.seq() == last {
+            true => Ok(()),
+            false => self.put_counter(Counter::CompactedTo, snapshot.seq().0).await,
+        }
+    }
+
     async fn put_counter(&self, counter: Counter, value: u64) -> Result<()> {
         let mut batch = Batch::new();
         counter.put(value, &mut batch);
+        if counter == Counter::CompactedTo {
+            // A compaction is requested when the disk is full.
+            batch.use_reserve();
+        }
         let seq = self.commit(&batch, Stage::Persisted).await?;
         self.accept_counter(seq, counter, value);
         self.barrier().await

@@ -278,12 +278,14 @@ impl Database {
     }
 
     /// Reclaims the space of replaced and removed records in closed segments; returns when that is done.
-    /// Reads and writes continue meanwhile.
+    /// Reads and writes continue meanwhile. From then on the bodies of revisions that were replaced before can't
+    /// be read, not even those in the segment that is still open.
     ///
     /// # Errors
     /// Why it ended early: segments not rewritten are unchanged. `NotFound` if the database was deleted.
     pub async fn compact(&self) -> Result<Compaction> {
-        self.store.compact().await.map_err(|error| self.not_found_if_deleted(error.into()))
+        let done = self.store.compact().await.map_err(|error| self.not_found_if_deleted(error.into()))?;
+        self.end_compaction_at_now().await.map(|()| done)
     }
 
     /// See [`Store::backup`].

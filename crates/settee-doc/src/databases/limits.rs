@@ -24,6 +24,9 @@ pub struct StoreLimits {
     pub garbage_percent_max: u64,
     /// Rate of compaction and backups in bytes per second; default 256 MiB/s.
     pub compaction_bytes_per_second: u64,
+    /// Number of segments that a request searches for the bodies of replaced revisions; default 16. Beyond them a
+    /// body is missing.
+    pub replaced_segments_max: usize,
 }
 
 impl Default for StoreLimits {
@@ -36,6 +39,7 @@ impl Default for StoreLimits {
             read_ahead_bytes_max: 128 << 20,
             garbage_percent_max: store.garbage_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
+            replaced_segments_max: store.replaced_segments_max,
         }
     }
 }
@@ -69,6 +73,7 @@ impl StoreResources {
             memory_bytes_max: limits.index_memory_bytes_max,
             garbage_percent_max: limits.garbage_percent_max,
             compaction_bytes_per_second: limits.compaction_bytes_per_second,
+            replaced_segments_max: limits.replaced_segments_max,
             memory: Some(self.memory.clone()),
             cache: Some(self.cache.clone()),
             chunks: log.direct.then(|| self.chunks.clone()),

@@ -9,6 +9,7 @@
 //! | `u` id-size id upload | | an upload intent: no leaf refers to these chunks yet |
 //! | `l` id | the local document's revision number | its body |
 //! | `s` name | a number | a setting or counter of the database |
+//! | `m` id | | never stored, only removed: by each purge of the document's leaves |
 //! | `g` number | | a purge info: the document and revisions of that purge |
 //!
 //! A revision in a key is its generation and the bytes of its id, at the key's end.
@@ -38,6 +39,7 @@ pub(crate) const AGGREGATE_BYTES: usize = 2;
 pub(crate) const DOCUMENT: u8 = b'd';
 const CONFLICT: u8 = b'c';
 const PATH: u8 = b'p';
+const PURGE_MARK: u8 = b'm';
 const CHUNK: u8 = b'a';
 /// First byte of upload intents' keys.
 pub(crate) const INTENT: u8 = b'u';
@@ -80,6 +82,12 @@ pub(crate) fn document_key(id: &str) -> Vec<u8> {
 
 pub(crate) fn local_key(id: &str) -> Vec<u8> {
     plain_key(LOCAL, id)
+}
+
+/// The key whose tombstones tell when leaves of a document were purged: no record older than one of them was
+/// replaced only later.
+pub(crate) fn purge_mark_key(id: &str) -> Vec<u8> {
+    plain_key(PURGE_MARK, id)
 }
 
 fn plain_key(kind: u8, id: &str) -> Vec<u8> {

@@ -16,6 +16,7 @@ mod path_bytes;
 mod power_loss;
 mod purge;
 mod read_ahead;
+mod replaced;
 mod revision_ids;
 mod revs_limit;
 mod subscribers;

@@ -100,8 +100,11 @@ async fn holder(context: &RequestContext<'_>, snapshot: &Snapshot, id: &str) -> 
     let query = context.query();
     match query.get("rev") {
         Some(text) => {
-            let latest = query.is_true("latest");
-            let found = snapshot.revision(id, &revision_arg::parse(&text)?, latest).await?;
+            let revision = revision_arg::parse(&text)?;
+            if !query.is_true("latest") {
+                return Ok(snapshot.available_revision(id, &revision).await?);
+            }
+            let found = snapshot.revision(id, &revision, true).await?;
             found.into_iter().next().ok_or_else(ApiError::missing)
         }
         None if query.is_true("deleted") => {

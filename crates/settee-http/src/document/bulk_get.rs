@@ -6,7 +6,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, header};
-use settee_doc::{Database, DocumentKey, DocumentRow, Leaves, Matched, Revision, Snapshot, Summary, Winner};
+use settee_doc::{
+    Database, DocumentKey, DocumentRow, Leaves, Matched, ReplacedRevisions, Revision, Snapshot, Summary,
+    Winner,
+};
 
 use super::inline::write_opened;
 use super::open_revs::{self, MIXED};
@@ -78,8 +81,10 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let (requested, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
     let format = ResponseFormat::of(context);
     let kind = format.content_type();
+    let snapshot = database.snapshot();
     let mut writer = BulkGetWriter {
-        snapshot: database.snapshot(),
+        replaced: snapshot.replaced_revisions(),
+        snapshot,
         options: DocumentOptions::from_query(context.query())?,
         latest,
         format,
@@ -214,6 +219,8 @@ fn new_boundary() -> String {
 /// A response being written.
 struct BulkGetWriter {
     snapshot: Snapshot,
+    /// All documents share its limits.
+    replaced: ReplacedRevisions,
     options: DocumentOptions,
     latest: bool,
     format: ResponseFormat,
@@ -269,7 +276,7 @@ impl BulkGetWriter {
             options.attachments_since = Some(choice.attachments_since.clone());
         }
         let wanted = choice.revision.as_ref().map(std::slice::from_ref);
-        let found = open_revs::find(&leaves, wanted, self.latest).await?;
+        let found = open_revs::find(&leaves, wanted, self.latest, &mut self.replaced).await?;
         if found.is_empty() {
             self.write_error(&requested.id, requested.rev.as_bytes(), &ApiError::missing(), out);
         }
@@ -280,6 +287,10 @@ impl BulkGetWriter {
             match matched {
                 Matched::Leaf(leaf) => {
                     let opened = options.open_leaf(&leaves, leaf).await?;
+                    self.write_leaf(opened, &options, out).await?;
+                }
+                Matched::Replaced(replaced) => {
+                    let opened = options.open_replaced(&leaves, &replaced).await?;
                     self.write_leaf(opened, &options, out).await?;
                 }
                 Matched::Missing(revision) => self.write_missing(&requested.id, &revision, out),
@@ -322,7 +333,7 @@ impl BulkGetWriter {
         related.write(&self.snapshot, &id, out).await
     }
 
-    /// Reports a revision that the document doesn't have.
+    /// Reports a revision that the document doesn't have, or whose body is gone.
     fn write_missing(&self, id: &str, revision: &Revision, out: &mut ResponseWriter) {
         let mut rev = Vec::new();
         revision.write_json(&mut rev);

@@ -1,4 +1,4 @@
-//! COPY: copies a document's winner, or one of its leaves, to another document.
+//! COPY: copies a document's winner, or another of its revisions, to another document.
 //!
 //! Attachments belong to one document, so their content is read and stored again chunk by chunk. Compressed
 //! content stays compressed.
@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use hyper::header::HeaderName;
 use settee_doc::{Content, Database, Document, Edit, ErrorKind, Hash, Revision, Snapshot, Stage};
 
-use super::edited_revision::{check_leaf, one_revision};
+use super::edited_revision::check_leaf;
 use super::revision_arg::{self, one_of};
 use super::saved::saved;
 use super::whole::{edit_again, read_whole};
@@ -93,7 +93,7 @@ async fn source(context: &RequestContext<'_>, snapshot: &Snapshot, id: &str) -> 
         return Ok(Document { id, revision, deleted: false, body, attachments, large_body: None });
     }
     match one_of(context, None, revision_arg::parse)? {
-        Some(revision) => one_revision(snapshot, id, &revision).await,
+        Some(revision) => Ok(snapshot.available_revision(id, &revision).await?),
         None => Ok(snapshot.document(id).await?),
     }
 }

@@ -11,11 +11,8 @@ use super::whole::read_whole;
 use crate::body::{BodyMemory, MemoryPermit};
 use crate::error::ApiError;
 
-pub(crate) async fn one_revision(
-    snapshot: &Snapshot,
-    id: &str,
-    revision: &Revision,
-) -> Result<Document, ApiError> {
+/// The revision with its body, if it is a leaf.
+async fn one_leaf(snapshot: &Snapshot, id: &str, revision: &Revision) -> Result<Document, ApiError> {
     snapshot.revision(id, revision, false).await?.into_iter().next().ok_or_else(ApiError::missing)
 }
 
@@ -53,7 +50,7 @@ pub(crate) async fn edited_revision(
 ) -> Result<(Document, MemoryPermit), ApiError> {
     let read = async || {
         let snapshot = database.snapshot();
-        let document = one_revision(&snapshot, id, revision).await?;
+        let document = one_leaf(&snapshot, id, revision).await?;
         read_whole(&snapshot, document, body_memory).await
     };
     let found = match read().await {

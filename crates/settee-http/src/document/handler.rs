@@ -6,7 +6,7 @@ use hyper::header;
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Edit, ErrorKind, Snapshot};
 
-use super::edited_revision::{check_leaf, one_revision};
+use super::edited_revision::check_leaf;
 use super::inline::write_document;
 use super::options::{DocumentOptions, known_generation};
 use super::parts::Parts;
@@ -70,7 +70,7 @@ async fn get(context: &mut RequestContext<'_>, database: &Arc<Database>, id: &st
     let document = match revision {
         None if deleted => snapshot.document_or_deleted(id).await?.ok_or_else(ApiError::missing)?,
         None => snapshot.document(id).await?,
-        Some(revision) => one_revision(&snapshot, id, &revision).await?,
+        Some(revision) => snapshot.available_revision(id, &revision).await?,
     };
     let extras = options.extras(&snapshot, &document).await?;
     let has_meta = !extras.conflicts.is_empty()

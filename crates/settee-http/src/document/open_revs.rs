@@ -1,12 +1,12 @@
 //! `open_revs`: several revisions of a document in one response.
 //!
-//! The leaves are read once; their bodies are read one by one as the client reads the response.
+//! The leaves are read once; the bodies are read one by one as the client reads the response.
 
 use hyper::header;
-use settee_doc::{Leaves, Matched, Revision, Snapshot};
+use settee_doc::{Leaves, Matched, ReplacedRevisions, Revision, Snapshot};
 
 use super::inline::write_opened;
-use super::options::DocumentOptions;
+use super::options::{DocumentOptions, OpenedLeaf};
 use super::related::Related;
 use super::revision_arg;
 use crate::body::multipart;
@@ -29,14 +29,15 @@ pub(crate) fn parse(list: &str) -> Result<Option<Vec<Revision>>, ApiError> {
     }
 }
 
-/// Finds the leaves for the wanted revisions, or all leaves.
+/// Finds the leaves and replaced revisions for the wanted revisions, or all leaves.
 pub(crate) async fn find(
     leaves: &Leaves,
     wanted: Option<&[Revision]>,
     latest: bool,
+    replaced: &mut ReplacedRevisions,
 ) -> Result<Vec<Matched>, ApiError> {
     match wanted {
-        Some(wanted) => Ok(leaves.find(wanted, latest).await?),
+        Some(wanted) => Ok(leaves.find(wanted, latest, replaced).await?),
         None => Ok((0..leaves.count()).map(Matched::Leaf).collect()),
     }
 }
@@ -50,7 +51,8 @@ pub(crate) async fn get(
 ) -> HandlerResult {
     let options = DocumentOptions::from_query(context.query())?;
     let leaves = snapshot.open_leaves(id).await?;
-    let found = find(&leaves, wanted.as_deref(), context.query().is_true("latest")).await?;
+    let latest = context.query().is_true("latest");
+    let found = find(&leaves, wanted.as_deref(), latest, &mut snapshot.replaced_revisions()).await?;
     if found.is_empty() {
         return Err(ApiError::missing());
     }
@@ -102,34 +104,41 @@ impl Revisions {
         if !std::mem::take(&mut self.is_first) {
             out.buffer.push(b',');
         }
-        let index = match matched {
-            Matched::Leaf(index) => index,
-            Matched::Missing(revision) => {
-                write_missing(&revision, &mut out.buffer);
+        let opened = match self.open(matched).await? {
+            Ok(opened) => opened,
+            Err(missing) => {
+                write_missing(&missing, &mut out.buffer);
                 return Ok(());
             }
         };
-        let opened = self.options.open_leaf(&self.leaves, index).await?;
         out.buffer.extend_from_slice(b"{\"ok\":");
         write_opened(&self.snapshot, &opened, &self.options, out).await?;
         out.buffer.push(b'}');
         Ok(())
     }
 
+    /// Reads a revision, or returns it if it is missing.
+    async fn open(&self, matched: Matched) -> Result<Result<OpenedLeaf, Revision>, ApiError> {
+        Ok(Ok(match matched {
+            Matched::Leaf(index) => self.options.open_leaf(&self.leaves, index).await?,
+            Matched::Replaced(replaced) => self.options.open_replaced(&self.leaves, &replaced).await?,
+            Matched::Missing(revision) => return Ok(Err(revision)),
+        }))
+    }
+
     /// Writes one part: the document, followed by its attachments if it has any.
     async fn write_part(&self, matched: Matched, out: &mut ResponseWriter) -> Result<(), ApiError> {
-        match matched {
-            Matched::Leaf(index) => {
-                let opened = self.options.open_leaf(&self.leaves, index).await?;
+        match self.open(matched).await? {
+            Ok(opened) => {
                 let boundary = multipart::new_boundary();
                 let related = Related::new(opened.document, &opened.extras, opened.known, boundary);
                 let head = format!("\r\nContent-Type: {}\r\n\r\n", related.content_type());
                 out.buffer.extend_from_slice(head.as_bytes());
                 related.write(&self.snapshot, self.leaves.id(), out).await
             }
-            Matched::Missing(revision) => {
+            Err(missing) => {
                 out.buffer.extend_from_slice(ERROR_HEAD);
-                write_missing(&revision, &mut out.buffer);
+                write_missing(&missing, &mut out.buffer);
                 Ok(())
             }
         }

@@ -1,6 +1,6 @@
 //! The options for reading a document, and what they add to its JSON.
 
-use settee_doc::{Document, Extras, Leaves, Revision, RevisionId, Snapshot};
+use settee_doc::{Document, Extras, Leaves, ReplacedRevision, Revision, RevisionId, Snapshot};
 
 use super::revision_arg;
 use crate::error::ApiError;
@@ -67,17 +67,23 @@ impl DocumentOptions {
         let (id, revision) = (document.id.as_str(), &document.revision);
         if self.revs || self.revs_info || self.conflicts || self.deleted_conflicts {
             let leaves = snapshot.open_leaves(id).await?;
-            for (index, leaf) in leaves.iter().enumerate() {
-                let is_own = leaf.revision == *revision;
-                if is_own && (self.revs || self.revs_info) {
-                    let history = leaves.history(index).await?;
-                    if self.revs_info {
-                        extras.revs_info = revisions_info(document, &history);
-                    }
-                    extras.revisions = self.revs.then_some(history);
+            let own = leaves.iter().position(|leaf| leaf.revision == *revision);
+            if self.revs || self.revs_info {
+                let history = match own {
+                    Some(index) => leaves.history(index).await?,
+                    None => leaves.history_of(revision).await?,
+                };
+                if self.revs_info {
+                    let mut replaced = snapshot.replaced_revisions();
+                    let older = leaves.replaced_ancestors(revision, &history, &mut replaced).await?;
+                    extras.revs_info = revisions_info(document, &history, &older);
                 }
+                extras.revisions = self.revs.then_some(history);
+            }
+            // As in CouchDB, a replaced revision isn't in conflict with leaves.
+            for (index, leaf) in leaves.iter().enumerate().filter(|_| own.is_some()) {
                 match leaf.deleted {
-                    _ if is_own => {}
+                    _ if own == Some(index) => {}
                     true if self.deleted_conflicts => extras.deleted_conflicts.push(leaf.revision),
                     false if self.conflicts => extras.conflicts.push(leaf.revision),
                     _ => {}
@@ -95,19 +101,41 @@ impl DocumentOptions {
     /// Reads one of several leaves. As in CouchDB, members about the whole document are left out.
     pub(crate) async fn open_leaf(&self, leaves: &Leaves, index: usize) -> Result<OpenedLeaf, ApiError> {
         let document = leaves.document(index).await?;
-        let since = self.attachments_since.as_deref().filter(|_| !document.attachments.is_empty());
-        let history = match self.revs || since.is_some() {
+        let history = match self.needs_history(&document) {
             true => leaves.history(index).await?,
             false => Vec::new(),
         };
+        Ok(self.opened(document, history))
+    }
+
+    /// As [`DocumentOptions::open_leaf`], for a revision that isn't a leaf any more.
+    pub(crate) async fn open_replaced(
+        &self,
+        leaves: &Leaves,
+        replaced: &ReplacedRevision,
+    ) -> Result<OpenedLeaf, ApiError> {
+        let document = leaves.replaced_document(replaced).await?;
+        let history = match self.needs_history(&document) {
+            true => leaves.history_of(&replaced.revision).await?,
+            false => Vec::new(),
+        };
+        Ok(self.opened(document, history))
+    }
+
+    fn needs_history(&self, document: &Document) -> bool {
+        self.revs || (self.attachments_since.is_some() && !document.attachments.is_empty())
+    }
+
+    fn opened(&self, document: Document, history: Vec<RevisionId>) -> OpenedLeaf {
+        let since = self.attachments_since.as_deref().filter(|_| !document.attachments.is_empty());
         let known = since.map_or(0, |since| newest_known(&document.revision, &history, since));
         let revisions = self.revs.then_some(history);
         let extras = Extras { revisions, encoding: self.encoding, ..Extras::default() };
-        Ok(OpenedLeaf { document, extras, known })
+        OpenedLeaf { document, extras, known }
     }
 }
 
-/// A leaf that was read, to be sent.
+/// A leaf, or a replaced revision, that was read, to be sent.
 pub(crate) struct OpenedLeaf {
     pub(crate) document: Document,
     pub(crate) extras: Extras,
@@ -135,14 +163,20 @@ fn newest_known(revision: &Revision, history: &[RevisionId], since: &[Revision])
     since.iter().filter(has).map(|known| known.generation).max().unwrap_or(0)
 }
 
-/// `_revs_info`. Of a leaf's path only the leaf's body is stored.
-fn revisions_info(document: &Document, history: &[RevisionId]) -> Vec<(Revision, &'static str)> {
+/// `_revs_info`; `older` are the ancestors in the history that can still be read.
+fn revisions_info(
+    document: &Document,
+    history: &[RevisionId],
+    older: &[Option<ReplacedRevision>],
+) -> Vec<(Revision, &'static str)> {
     let newest = document.revision.generation;
-    let revisions = history.iter().zip(0u32..).map(|(id, age)| {
-        let status = match age {
-            0 if document.deleted => "deleted",
-            0 => "available",
-            _ => "missing",
+    let deleted = std::iter::once(Some(document.deleted))
+        .chain(older.iter().map(|older| older.as_ref().map(|older| older.deleted)));
+    let revisions = history.iter().zip(0u32..).zip(deleted).map(|((id, age), deleted)| {
+        let status = match deleted {
+            Some(true) => "deleted",
+            Some(false) => "available",
+            None => "missing",
         };
         (Revision { generation: newest.saturating_sub(age), id: id.clone() }, status)
     });

@@ -32,6 +32,7 @@ mod node;
 mod partitions;
 mod protocol;
 mod purge;
+mod replaced;
 mod revisions;
 mod server;
 mod session;

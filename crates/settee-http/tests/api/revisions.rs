@@ -171,7 +171,8 @@ fn a_replicated_text_is_read_updated_and_deleted() {
     assert!(second[2..].bytes().all(|byte| byte.is_ascii_hexdigit()));
     let document = client.get("/db/a?revs=true&revs_info=true").json();
     assert_eq!(document["_revisions"], json!({"start": 2, "ids": [second[2..], "x"]}));
-    assert_eq!(document["_revs_info"][1], json!({"rev": "1-x", "status": "missing"}));
+    assert_eq!(document["_revs_info"][1], json!({"rev": "1-x", "status": "available"}));
+    assert_eq!(client.get("/db/a?rev=1-x").expect_status(200).json()["n"], 1);
 
     replicate(&mut client, &json!([{"_id": "b", "_rev": "1-x"}, {"_id": "c", "_rev": "4-x"}]));
     assert!(client.delete("/db/b?rev=1-x").expect_status(200).rev().starts_with("2-"));

@@ -36,15 +36,42 @@ pub async fn scan_segment(
     frame_bytes: u64,
     visit: impl FnMut(Location, RecordRef<'_>),
 ) -> Result<(), ReadError> {
-    let damaged = |offset, what| ReadError::Damaged(Damage { path: file.path().to_path_buf(), offset, what });
+    let tail = walk_segment(file, segment, frame_bytes, visit).await?;
+    match tail.end == frame_bytes {
+        true => Ok(()),
+        false => Err(damaged(file, tail.end, "a frame is damaged")),
+    }
+}
+
+/// As [`scan_segment`], for a segment that the log may still write to: ends before the first frame that isn't
+/// whole in the file, or at `end`. So it visits all records that were persisted before the call and end before
+/// `end`, which must not be past the end of the file.
+///
+/// # Errors
+/// [`ReadError::Damaged`] if the segment has no valid header. Or an I/O error.
+pub async fn scan_whole_frames(
+    file: &File,
+    segment: u32,
+    end: u64,
+    visit: impl FnMut(Location, RecordRef<'_>),
+) -> Result<(), ReadError> {
+    walk_segment(file, segment, end, visit).await.map(drop)
+}
+
+async fn walk_segment(
+    file: &File,
+    segment: u32,
+    end: u64,
+    visit: impl FnMut(Location, RecordRef<'_>),
+) -> Result<Tail, ReadError> {
     let head = file.read_exact_at(0, SEGMENT_HEADER_SIZE).await?;
     let (header, checksum) = match SegmentHeader::decode(&head) {
         Ok((header, checksum)) if header.segment == segment => (header, checksum),
-        _ => return Err(damaged(0, "its header isn't that of the segment")),
+        _ => return Err(damaged(file, 0, "its header isn't that of the segment")),
     };
-    let tail = walk(file, &header, checksum, frame_bytes, visit).await?;
-    match tail.end == frame_bytes {
-        true => Ok(()),
-        false => Err(damaged(tail.end, "a frame is damaged")),
-    }
+    Ok(walk(file, &header, checksum, end, visit).await?)
+}
+
+fn damaged(file: &File, offset: u64, what: &'static str) -> ReadError {
+    ReadError::Damaged(Damage { path: file.path().to_path_buf(), offset, what })
 }

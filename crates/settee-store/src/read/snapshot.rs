@@ -24,6 +24,8 @@ pub struct Snapshot {
     pub(crate) aggregate: Option<Aggregate>,
     /// Bounds the windows of what is read ahead.
     pub(crate) read_ahead: Arc<ReadAheadBudget>,
+    /// See [`StoreOptions::replaced_segments_max`](crate::StoreOptions::replaced_segments_max).
+    pub(crate) replaced_segments_max: usize,
     /// Of a writer's snapshot: what it has looked up in the tree.
     pub(crate) lookup: Option<Arc<Lookup>>,
 }

@@ -22,7 +22,8 @@ impl Shared {
     pub(crate) fn snapshot_of(&self, version: Arc<Version>) -> Snapshot {
         let (log, aggregate) = (self.log.clone(), self.context.options.aggregate);
         let read_ahead = self.context.read_ahead.clone();
-        Snapshot { log, version, aggregate, read_ahead, lookup: None }
+        let replaced_segments_max = self.context.options.replaced_segments_max;
+        Snapshot { log, version, aggregate, read_ahead, replaced_segments_max, lookup: None }
     }
 
     /// The newest checkpoint state. It does not change while a checkpoint is excluded.

@@ -453,7 +453,7 @@ fn an_idle_store_lists_segments_sealed_after_its_checkpoint() {
             let stats = store.chunk_stats().unwrap();
             assert!(stats.hit_count > 0, "seed={seed}: {stats:?}");
 
-            // Segments left over when the store is opened are transferred too.
+            // Segments left over when the store is opened are listed too.
             for key in 0..60 {
                 put(&store, &mut model, key, 3000, &mut random).await.unwrap();
             }

@@ -101,7 +101,8 @@ fn make(closes: bool) -> (BTreeMap<PathBuf, Vec<u8>>, Content) {
         }
     })
     .unwrap();
-    let paths = disk.paths().into_iter().map(|path| Path::new("/").join(path));
+    let paths =
+        disk.paths().into_iter().filter(|path| !path.ends_with("lock")).map(|path| Path::new("/").join(path));
     (paths.map(|path| (path.clone(), disk.read_file(&path).unwrap())).collect(), content)
 }
 

@@ -64,7 +64,7 @@ fn kill_at_segment_index(disk: &SimDisk, seed: u64) -> bool {
 
 #[test]
 fn a_segment_index_found_after_a_kill_is_durable_before_it_is_counted_on() {
-    let (mut problems, mut transferred) = (Vec::new(), 0);
+    let (mut problems, mut listed) = (Vec::new(), 0);
     for seed in seeds(20) {
         let disk = SimDisk::new(seed);
         assert!(kill_at_segment_index(&disk, seed), "seed={seed}: nothing is sealed");
@@ -76,7 +76,7 @@ fn a_segment_index_found_after_a_kill_is_durable_before_it_is_counted_on() {
             env.clock.sleep(Duration::from_secs(2)).await;
             put(&store, 99, &mut Random::new(seed)).await;
             store.checkpoint().await.unwrap();
-            transferred += usize::from(store.store_stats().segment_bytes > 0);
+            listed += usize::from(store.store_stats().segment_bytes > 0);
         })
         .unwrap();
         drop((sim, env));
@@ -92,7 +92,7 @@ fn a_segment_index_found_after_a_kill_is_durable_before_it_is_counted_on() {
         sim.run(check(&env, Path::new("/data/store"), &QUIET, on_event)).unwrap().unwrap();
     }
     assert_eq!(problems, [] as [String; 0]);
-    assert_eq!(transferred, seeds(20).count(), "segments are transferred");
+    assert_eq!(listed, seeds(20).count(), "segments are listed");
 }
 
 /// Polls a future at most `polls` times.
@@ -155,7 +155,7 @@ async fn unreadable(snapshot: &Snapshot, count: u32) -> Vec<String> {
 #[test]
 fn a_writer_and_its_readers_see_all_while_segments_are_listed() {
     const COUNT: u32 = 12;
-    let (mut problems, mut transferred) = (Vec::new(), 0);
+    let (mut problems, mut listed) = (Vec::new(), 0);
     for seed in seeds(20) {
         let sim = Sim::new(seed);
         let env = sim.env();
@@ -190,10 +190,10 @@ fn a_writer_and_its_readers_see_all_while_segments_are_listed() {
                 is_done.set(true);
             };
             join(write, checkpoint).await;
-            transferred += usize::from(store.store_stats().segment_bytes > 0);
+            listed += usize::from(store.store_stats().segment_bytes > 0);
         })
         .unwrap();
     }
     assert_eq!(problems, [] as [String; 0]);
-    assert_eq!(transferred, seeds(20).count(), "segments are transferred");
+    assert_eq!(listed, seeds(20).count(), "segments are listed");
 }

@@ -15,6 +15,7 @@ mod opening;
 mod panics;
 mod power_loss;
 mod repair;
+mod replaced;
 mod scans;
 mod space;
 mod values;

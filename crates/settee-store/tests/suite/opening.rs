@@ -320,7 +320,7 @@ fn a_checkpoint_that_found_the_disk_full_succeeds_once_space_is_free() {
                 let store = open(&env, &options).await.unwrap();
                 many_leaves(&store, &mut model, &mut random).await;
                 assert!(store.checkpoint().await.unwrap().unwrap().is_whole);
-                // Segments that are sealed by now are transferred: the manifest changes too.
+                // Segments that are sealed by now are listed: the manifest changes too.
                 env.clock.sleep(Duration::from_secs(5)).await;
                 let mut batch = Batch::new();
                 batch.put(&key(1_007), b"", Bytes::from_static(b"touched"), false);

@@ -56,7 +56,7 @@ impl Run {
                     return;
                 }
             }
-            // Segments are sealed, transferred and compacted meanwhile.
+            // Segments are sealed, listed and compacted meanwhile.
             env.clock.sleep(Duration::from_secs(2)).await;
         }
     }
@@ -172,7 +172,7 @@ fn compaction_that_panics_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_transfer_that_panics_keeps_nobody_waiting() {
+fn a_listing_that_panics_keeps_nobody_waiting() {
     assert!(some_calls_of("store segments", 0, 5) > 5);
 }
 

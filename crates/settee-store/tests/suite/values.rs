@@ -241,7 +241,7 @@ fn bulk_reads_and_scans_give_what_single_reads_do() {
 }
 
 /// Commits `count` records of `size` bytes under keys in another order than the log's, and makes a
-/// checkpoint, so that all but the last few are in transferred segments.
+/// checkpoint, so that all but the last few are in listed segments.
 async fn fill(env: &Env, store: &Store, count: u32, size: usize) {
     let mut random = Random::new(count.into());
     for first in (0..count).step_by(10) {

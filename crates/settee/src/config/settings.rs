@@ -304,6 +304,12 @@ pub(super) const SETTINGS: &[Setting] = &[
         "Bytes per second that compaction and backups copy.",
     ),
     setting(
+        "store",
+        "replaced_segments_max",
+        Kind::Number(Limit::new(Count, field!(databases.store.replaced_segments_max)).within(0..=65_536)),
+        "Segments that a request searches for bodies of replaced revisions; beyond them a body is missing. 0: none.",
+    ),
+    setting(
         "io",
         "buffer_pool_bytes_max",
         Kind::Number(Limit::new(Bytes, field!(buffers.bytes_max))),

@@ -5,6 +5,9 @@
 //! either back. Each purge stores a purge info with its number, the document and the requested revisions, for
 //! clients that follow the purges.
 //!
+//! The bodies of revisions that were replaced before are not read again, even if a replication brings the
+//! revisions back: a tombstone of a key of its own tells how old they are (`database/replaced.rs`).
+//!
 //! Invariant: a removal and its purge info are in one batch.
 
 use std::collections::HashSet;
@@ -18,7 +21,7 @@ use crate::Result;
 use crate::database::counters::{Counter, remove_purge_infos};
 use crate::documents::Revision;
 use crate::documents::design::DESIGN_PREFIX;
-use crate::documents::keys::{conflict_key, decode_number, document_key, purge_key};
+use crate::documents::keys::{conflict_key, decode_number, document_key, purge_key, purge_mark_key};
 use crate::documents::rev_tree::{TreeLeaf, leaves, unused_chunks};
 use crate::json::write_json_string;
 
@@ -48,6 +51,8 @@ impl Updater<'_> {
             for key in unused_chunks(&latest, id, &mut kept, u32::MAX, self.revs_limit).await? {
                 records.batch.delete(&key);
             }
+            // Last, so that all records of the leaves before it are those that remain.
+            records.batch.delete(&purge_mark_key(id));
         }
         let number = match self.writer.get(&Counter::PurgeSeq.key()).await? {
             Some(last) => decode_number(&last.meta)? + 1,

@@ -1,7 +1,7 @@
 //! Resolution of the attachment stubs of an edit.
 //!
 //! A stub states that a revision has its parent's attachment of that name. CouchDB searches the nearest
-//! ancestor whose body it still has. Here only leaves have bodies: if a replicated edit's ancestor isn't a
+//! ancestor whose body it still has. Here only leaves are searched: if a replicated edit's ancestor isn't a
 //! leaf any more, another leaf's attachment is used, but only if it must be the same one.
 //!
 //! Invariant: a stub never resolves to other content than its edit's ancestors had.
