@@ -17,12 +17,15 @@ use settee_io::OperationKind;
 use tokio::sync::MutexGuard;
 
 use crate::error::{EditError, is_no_space};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ManifestState};
 use crate::read_view::ReadView;
 use crate::segment_set::{Segment, SegmentSet};
 use crate::shared::Shared;
 use crate::state::LogState;
 use crate::types::Seq;
+
+/// Makes the next lines of the log's user from the present ones.
+pub type UserLines<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 
 /// A change of the list of files.
 #[derive(Default)]
@@ -33,9 +36,8 @@ pub struct Edit<'a> {
     pub removed: Vec<Arc<Segment>>,
     /// A segment to add, whose file and name are on stable storage. It covers no others than `removed`.
     pub added: Option<Arc<Segment>>,
-    /// Makes the lines of the log's user from the present ones. If there is nothing to list, an edit with
-    /// `list_to` leaves them.
-    pub user: Option<Box<dyn FnOnce(&str) -> String + Send + 'a>>,
+    /// The lines of the log's user. If there is nothing to list, an edit with `list_to` leaves them.
+    pub user: Option<UserLines<'a>>,
 }
 
 /// What an edit does to the set.
@@ -59,20 +61,6 @@ impl Delta {
         }
         self.added.iter().for_each(|segment| set.insert(segment.clone()));
         set.set_listed_to(self.listed_to);
-    }
-}
-
-/// The part of the manifest that isn't in the set.
-pub(crate) struct ManifestState {
-    number: u64,
-    user: String,
-}
-
-impl ManifestState {
-    /// That of a log with this manifest.
-    pub(crate) fn new(manifest: Option<Manifest>) -> ManifestState {
-        let Manifest { number, user, .. } = manifest.unwrap_or_default();
-        ManifestState { number, user }
     }
 }
 

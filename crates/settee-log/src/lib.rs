@@ -43,7 +43,7 @@ mod freed_buffer;
 
 pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use closed::{scan_segment, scan_whole_frames};
-pub use edit::Edit;
+pub use edit::{Edit, UserLines};
 pub use error::{AppendError, EditError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]
 pub use failpoints::Failpoint;

@@ -188,10 +188,7 @@ impl Manifest {
     pub(crate) async fn sweep(&self, env: &Env, directory: &Path) -> Result<(), settee_io::Error> {
         let named: Vec<String> = self.segments.iter().map(SegmentName::file_name).collect();
         for entry in directory::list(&*env.engine, directory).await? {
-            let is_ours = match entry.name.rsplit_once('.') {
-                Some(("manifest", "next")) | Some((_, "seg")) => true,
-                _ => false,
-            };
+            let is_ours = entry.name == NEXT_FILE || entry.name.ends_with(".seg");
             if is_ours && !named.contains(&entry.name) {
                 tracing::info!(file = entry.name, directory = %directory.display(), "removed an unneeded file");
                 match directory::remove(&*env.engine, &directory.join(&entry.name)).await {
@@ -215,6 +212,22 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+}
+
+/// The part of the manifest that isn't in the set.
+pub(crate) struct ManifestState {
+    /// As in [`Manifest`].
+    pub number: u64,
+    /// As in [`Manifest`].
+    pub user: String,
+}
+
+impl ManifestState {
+    /// That of a log with this manifest.
+    pub(crate) fn new(manifest: Option<Manifest>) -> ManifestState {
+        let Manifest { number, user, .. } = manifest.unwrap_or_default();
+        ManifestState { number, user }
     }
 }
 
@@ -242,7 +255,6 @@ impl FileNumbers {
     }
 
     /// The next number.
-    #[expect(clippy::should_implement_trait, reason = "it is shared, and never ends")]
     pub fn next(&self) -> u32 {
         self.0.fetch_add(1, Ordering::AcqRel)
     }

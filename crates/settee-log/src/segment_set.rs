@@ -10,7 +10,7 @@
 //! memory, and `stored_file` is a file by its name, which goes with its last user.
 //!
 //! Invariants:
-//! 1. A set never changes: an edit makes a new one. Whoever has a set can read all of its files, also after
+//! 1. A set never changes: an edit makes a new one. All files of a set can be read as long as it exists, also after
 //!    they were replaced or removed, and after the log was closed.
 //! 2. Segments don't overlap.
 

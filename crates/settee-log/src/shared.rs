@@ -13,9 +13,8 @@ use settee_io::directory::DirectorySyncs;
 use settee_io::{Env, File};
 use tokio::sync::{Notify, watch};
 
-use crate::edit::ManifestState;
 use crate::error::EditError;
-use crate::manifest::FileNumbers;
+use crate::manifest::{FileNumbers, ManifestState};
 use crate::options::LogOptions;
 use crate::read_view::ReadView;
 use crate::recovery::LogLock;

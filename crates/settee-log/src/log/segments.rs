@@ -109,7 +109,7 @@ impl Log {
         self.shared.lock().segments.set_listed_live_bytes(bytes);
     }
 
-    /// The present files of the log. Whoever keeps the set can read all of them ([`Log::read_in`]), also after
+    /// The present files of the log. A caller that keeps the set can read all of them ([`Log::read_in`]), also after
     /// they were removed, and after the log was closed.
     pub fn segment_set(&self) -> Arc<SegmentSet> {
         self.shared.read_view.load().set.clone()

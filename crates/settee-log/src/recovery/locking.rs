@@ -1,6 +1,6 @@
 //! The lock of a log's directory: a file of its own, which the log holds locked (flock(2)) while it is open.
 //!
-//! Whoever still reads a segment of a log that was closed therefore doesn't keep the directory locked. The file
+//! A reader of a segment of a log that was closed therefore doesn't keep the directory locked. The file
 //! is empty and is never removed: if it were, two logs could each lock a file of that name.
 
 use std::path::Path;

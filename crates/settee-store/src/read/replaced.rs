@@ -88,7 +88,7 @@ struct Place {
 
 /// What a segment is searched through.
 enum Source {
-    Index(SegmentIndex),
+    Index(Box<SegmentIndex>),
     Table(ScannedTable),
 }
 
@@ -151,7 +151,7 @@ impl ReplacedRecords {
 
     async fn open_listed(&mut self, segment: &Arc<Segment>) -> Result<Option<Source>, ReadError> {
         let error = match segment.segment_index().await {
-            Ok(index) => return Ok(Some(Source::Index(index))),
+            Ok(index) => return Ok(Some(Source::Index(Box::new(index)))),
             Err(SegmentIndexError::Io(error)) => return Err(error.into()),
             Err(error) => error,
         };
@@ -197,7 +197,7 @@ impl ReplacedRecords {
     ) -> Result<Option<Source>, ReadError> {
         let Ok(head) = settee_log::segment_head(file).await? else { return Ok(None) };
         let open = async || match SegmentIndex::open(file.clone(), number, head.epoch).await {
-            Ok(index) => Ok(Some(Source::Index(index))),
+            Ok(index) => Ok(Some(Source::Index(Box::new(index)))),
             Err(SegmentIndexError::Io(error)) => Err(error),
             // It isn't sealed; or else its frames tell the same.
             Err(_) => Ok(None),

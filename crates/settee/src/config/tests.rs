@@ -194,7 +194,7 @@ fn zero_is_accepted_where_it_is_meaningful() {
         _ => false,
     };
     let allowed: Vec<&str> = SETTINGS.iter().filter(is_zero_allowed).map(|setting| setting.name).collect();
-    assert_eq!(allowed, ["spool_bytes_max", "value_cache_bytes_max"]);
+    assert_eq!(allowed, ["spool_bytes_max", "value_cache_bytes_max", "replaced_segments_max"]);
 }
 
 #[test]
