@@ -99,9 +99,11 @@ class Documents(CloudantTest):
                 self.couch.put_document(db, "ulm", Document(name="New Ulm"), **stale)
         with self.refused(409, CONFLICT):
             self.couch.delete_document(db, "ulm", rev=first["rev"])
-        # As in CouchDB after a compaction.
+        # Until a compaction.
+        replaced = {"_id": "ulm", "_rev": first["rev"], "name": "Ulm", "visits": 1}
+        self.assertEqual(self.get(db, "ulm", rev=first["rev"]), replaced)
         with self.refused(404, "not_found: missing"):
-            self.get(db, "ulm", rev=first["rev"])
+            self.get(db, "ulm", rev="1-" + "0" * 32)
         gone = self.couch.delete_document(db, "ulm", if_match=second).get_result()
         self.assertRegex(gone["rev"], r"^3-")
         with self.refused(404, "not_found: deleted"):
