@@ -122,7 +122,7 @@ pub enum OpenError {
         offset: u64,
         /// The log's last record.
         found: Seq,
-        /// A record that the log contained: see [`crate::Start::after`].
+        /// A record that the log contained: see [`crate::Log::open_after`].
         expected: Seq,
     },
 
