@@ -34,6 +34,7 @@ use crate::error::StoreError;
 use crate::manifest::{StoreSection, tree_name};
 use crate::read::Snapshot;
 use crate::shared::Shared;
+use crate::version::Version;
 
 /// Number of bytes copied at once.
 const COPY_BYTES: u64 = 1 << 20;
@@ -117,16 +118,31 @@ impl Shared {
         Ok((done, files))
     }
 
+    /// A version that shows everything accepted before the call, and the log's unlisted segments, up to ends that
+    /// are not before its checkpoint.
+    async fn pin_version(&self) -> Result<(Arc<Version>, Vec<SegmentInfo>), StoreError> {
+        loop {
+            self.check_not_closed()?;
+            let infos = self.log.segment_infos();
+            // Not only `flush`: a backup doesn't wait for disk space.
+            match select(pin!(self.log.flush()), pin!(self.log.wait_for_no_space())).await {
+                Either::Left((flushed, _)) => flushed?,
+                Either::Right((error, _)) => return Err(error.into()),
+            }
+            let Snapshot { version, .. } = self.snapshot();
+            // Otherwise a checkpoint was made since, whose records may be beyond these ends.
+            let last = infos.last();
+            let is_covered = version.checkpoint.seq <= last.map_or(0, |last| last.last_seq.0)
+                && version.set.listed_to() < last.map_or(1, |last| last.number);
+            if is_covered {
+                return Ok((version, infos));
+            }
+        }
+    }
+
     /// Links the files that can be linked, and opens the others. A version pins them; nothing is locked.
     async fn take_parts(&self, to: &Path) -> Result<(Option<Manifest>, Vec<Part>), StoreError> {
-        self.check_not_closed()?;
-        let infos = self.log.segment_infos();
-        // Not only `flush`: a backup doesn't wait for disk space.
-        match select(pin!(self.log.flush()), pin!(self.log.wait_for_no_space())).await {
-            Either::Left((flushed, _)) => flushed?,
-            Either::Right((error, _)) => return Err(error.into()),
-        }
-        let Snapshot { version, .. } = self.snapshot();
+        let (version, infos) = self.pin_version().await?;
         let (set, checkpoint) = (&version.set, &version.checkpoint);
         let mut parts = Vec::new();
         for segment in set.listed() {

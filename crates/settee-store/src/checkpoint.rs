@@ -175,7 +175,10 @@ impl Shared {
         self.log.set_listed_live_bytes(checkpoint.live_bytes());
         self.install_checkpoint(Arc::new(checkpoint), input.generation).await;
         drop(stop);
-        self.list_sealed().await?;
+        // The checkpoint is made, whatever becomes of this; `start_listing` tries again.
+        if let Err(error) = self.list_sealed().await {
+            self.warn_of_listing(&error);
+        }
         self.count(|counts| {
             counts.checkpoint_count += 1;
             counts.whole_count += u64::from(done.is_whole);

@@ -361,6 +361,7 @@ impl Shared {
         let removed: Vec<_> = inputs.plans.iter().map(|plan| plan.segment.clone()).collect();
         let edit = Edit { removed, added: new, ..Edit::default() };
         let checkpoint = &inputs.checkpoint;
+        let _stop = self.stop_on_panic();
         self.edit(edit, |section| section.at(checkpoint.seq, checkpoint.last_in_seq_index)).await?;
         self.install_set().await;
         #[cfg(feature = "failpoints")]

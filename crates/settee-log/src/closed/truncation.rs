@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use settee_io::{File, OpenMode, directory};
 
-use crate::error::{EditError, ReservationError, is_refusal};
+use crate::error::{EditError, ReservationError, is_no_space, is_refusal};
 use crate::format::SYNC_ALIGNMENT;
 use crate::segment_name::segment_path;
 use crate::segment_set::Segment;
@@ -14,14 +14,17 @@ use crate::shared::{DiskReservation, Shared};
 use crate::state::PreallocatedSegment;
 
 impl Shared {
-    /// Removes the truncated segments from the list of files, and returns them. If that fails, a later job
-    /// tries again.
+    /// Removes the truncated segments from the list of files, and returns them. If that fails, it is tried again
+    /// when the next segment begins; on a full disk, at once.
     pub(crate) async fn edit_out_truncated(&self) -> Vec<Arc<Segment>> {
         let Some(below) = self.lock().truncated_below() else { return Vec::new() };
         match self.edit_out(below).await {
             Ok(removed) => removed,
             Err(EditError::Stopped(_)) => Vec::new(),
             Err(error) => {
+                if !matches!(&error, EditError::Io(error) if is_no_space(error)) {
+                    self.lock().segments.put_off_truncation();
+                }
                 let directory = self.directory.display();
                 tracing::warn!(%error, %directory, "truncated segments could not be removed");
                 Vec::new()
@@ -36,6 +39,7 @@ impl Shared {
         removed: Vec<Arc<Segment>>,
         reservation: &mut DiskReservation,
     ) -> Result<(), ReservationError> {
+        removed.iter().for_each(|segment| segment.stored_file().remove());
         let recycled_bytes_max = self.lock().log_bytes() * self.options.recycled_percent_max / 100;
         for segment in removed {
             let path = segment.path().to_path_buf();

@@ -25,7 +25,9 @@ impl Log {
     /// # Errors
     /// Damage below what had been persisted, a missing segment, another format, or an I/O error. Files are
     /// changed only after all of them were found sound; then a torn tail is cut, and files that the manifest
-    /// doesn't name are removed.
+    /// doesn't name are removed. If a set of an earlier log in this directory is still in use, its files that
+    /// were not opened yet may be among them; and the directory must not be removed and created again meanwhile,
+    /// since its files are unlinked by name.
     ///
     /// # Panics
     /// If [`LogOptions::check`] rejects the options.

@@ -137,7 +137,7 @@ impl Log {
     /// # Errors
     /// An I/O error; some segments may have changed. `Closed` after [`Log::close`].
     pub async fn set_direct(&self, direct: bool) -> Result<(), settee_io::Error> {
-        // While this is held, no segment is added or removed.
+        // While this is held, no segment begins.
         let reservation = self.shared.reservation.lock().await;
         if self.shared.is_closed() {
             return Err((*self.shared.stop_reason().source).clone());

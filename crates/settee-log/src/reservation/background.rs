@@ -24,13 +24,13 @@ impl Shared {
         let Some(job) = state.begin_background_job() else { return };
         let shared = self.clone();
         self.env.spawn("log background job", async move {
+            let _stop = shared.stop_on_panic();
             // Before the reservation is locked: nobody who needs space waits for a manifest.
             let truncated = match job {
                 BackgroundJob::Truncate => shared.edit_out_truncated().await,
                 _ => Vec::new(),
             };
             let mut reservation = shared.reservation.lock().await;
-            let _stop = shared.stop_on_panic();
             if shared.is_stopped() {
                 return;
             }

@@ -97,8 +97,9 @@ impl StoredFile {
     pub(crate) fn take(self: Arc<Self>) -> Option<Arc<File>> {
         self.remove();
         let mut own = Arc::into_inner(self)?;
+        let file = own.file.take()?;
         *own.is_removed.get_mut() = false;
-        own.file.take()
+        Some(file)
     }
 
     /// Runs what others may wait for too in a task of its own: the caller's future may be left unpolled for as

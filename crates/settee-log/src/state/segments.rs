@@ -375,6 +375,11 @@ impl Segments {
         self.has_truncated(persisted).then_some(self.needed)
     }
 
+    /// Truncates nothing more before the next segment begins.
+    pub(crate) fn put_off_truncation(&mut self) {
+        self.needed = self.oldest;
+    }
+
     /// Releases the segments below this one: the manifest lists them, or excludes them.
     pub(crate) fn release_below(&mut self, below: u32) {
         if below <= self.oldest {

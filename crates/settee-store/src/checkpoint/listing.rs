@@ -33,7 +33,7 @@ impl Shared {
             let mut done_to = done_to;
             while let Some(last) = shared.last_closed_segment(done_to).filter(|_| !shared.is_closed()) {
                 if let Err(error) = shared.list_to(last).await {
-                    tracing::warn!(%error, directory = %shared.context.directory.display(), "segments could not be listed in the manifest");
+                    shared.warn_of_listing(&error);
                     shared.jobs.is_listing.store(false, Ordering::Release);
                     return;
                 }
@@ -43,6 +43,11 @@ impl Shared {
             // A checkpoint may have found the job still running.
             shared.start_listing(done_to);
         });
+    }
+
+    pub(super) fn warn_of_listing(&self, error: &StoreError) {
+        let directory = self.context.directory.display();
+        tracing::warn!(%error, %directory, "segments could not be listed in the manifest");
     }
 
     /// Makes the log seal its closed segments soon, waits for that, and lists them.

@@ -66,7 +66,11 @@ impl Shared {
 
     async fn install(&self, checkpoint: Option<(&Arc<CheckpointState>, u64)>) {
         let mut accepted = self.versions.accepted.lock().await;
-        let set = self.log.segment_set();
+        let set = match (self.log.segment_set(), self.is_closed()) {
+            (set, false) => set,
+            // A log that has been closed has none any more.
+            (_, true) => accepted.set.clone(),
+        };
         accepted.set_files(checkpoint, &set);
         let replaced = self.install_published(checkpoint, &set);
         self.record_memory(&accepted);

@@ -293,6 +293,46 @@ fn while_a_backup_copies_all_that_it_copies_may_be_replaced() {
 }
 
 #[test]
+fn a_copy_made_beside_checkpoints_opens_and_has_what_was_accepted_before() {
+    let mut with_checkpoint = 0;
+    for seed in seeds(60) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        sim.run(async {
+            let store = Arc::new(Store::open(&env, Path::new("/data/store"), options(1)).await.unwrap().0);
+            let (writer, clock) = (store.clone(), env.clock.clone());
+            let accepted = Arc::new(std::sync::atomic::AtomicU32::new(0));
+            let counter = accepted.clone();
+            env.spawn("writes", async move {
+                let mut random = Random::new(seed);
+                for number in 0..80 {
+                    put(&writer, number, &mut random).await;
+                    counter.store(number + 1, Ordering::Release);
+                    if number % 3 == 0 {
+                        // It ends while a backup waits for its flush, or shortly before or after that.
+                        writer.checkpoint().await.unwrap();
+                    }
+                    clock.sleep(Duration::from_micros(random.below(1500) as u64)).await;
+                }
+            });
+            for round in 0..8 {
+                env.clock.sleep(Duration::from_millis(7)).await;
+                let (before, to) = (accepted.load(Ordering::Acquire), format!("/backup/{round}"));
+                store.backup(Path::new(&to), None).await.unwrap();
+                let copy = Store::open(&env, Path::new(&to), options(1)).await;
+                let (copy, _) = copy.unwrap_or_else(|error| panic!("seed={seed} round={round}: {error}"));
+                let found = contents(&copy.snapshot()).await.len() as u32;
+                assert!(found >= before, "seed={seed} round={round}: {found} of {before}");
+                with_checkpoint += u32::from(copy.store_stats().tree_bytes > 0);
+                copy.close().await.unwrap();
+            }
+        })
+        .unwrap();
+    }
+    assert!(with_checkpoint > 100, "{with_checkpoint}");
+}
+
+#[test]
 fn a_store_that_is_closed_ends_its_backup_which_is_no_whole_one() {
     let sim = Sim::new(7);
     let (env, disk) = (sim.env(), sim.disk().clone());
