@@ -21,7 +21,7 @@
 //! 5. Client data is never accepted as a frame: only someone who knows the log's id can create one. The
 //!    exception is a log whose first header isn't whole: then its id is unknown.
 //! 6. Segments up to the last one that the manifest lists are not read.
-//! 7. What is handed over ends at a frame's end in the last segment; segments are contiguous, and their epochs
+//! 7. What recovery returns ends at a frame's end in the last segment; segments are contiguous, and their epochs
 //!    and `Seq`s ascend. Asserted before files are changed; bytes that contradict it are errors before that.
 //!
 //! Limits: a window of one segment is in memory (`frames.rs`). No more than

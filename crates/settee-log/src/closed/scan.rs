@@ -22,8 +22,8 @@ pub(super) async fn walk(
     Ok(chain.tail)
 }
 
-/// Passes each record of a segment to `visit`, in the order of its frames. For a caller that has
-/// taken over a segment whose index is missing or damaged. `frame_bytes` is where its frames end
+/// Passes each record of a segment to `visit`, in the order of its frames. For a caller that needs the records of
+/// a segment whose index is missing or damaged. `frame_bytes` is where its frames end
 /// ([`crate::SegmentInfo::frame_bytes`]). Only a window of its bytes is in memory at a time. Dropping the future ends
 /// the scan.
 ///
