@@ -25,6 +25,7 @@ use crate::options::StoreOptions;
 mod frames;
 mod index;
 mod inventory;
+mod previous;
 mod problem;
 mod rewritten;
 mod row;
@@ -34,7 +35,7 @@ mod survey;
 
 pub use problem::{CheckEvent, CheckSummary, Problem, Touched};
 pub use salvage::Salvaged;
-pub(crate) use survey::Survey;
+pub(crate) use survey::{Format, Survey};
 
 use index::Suspects;
 use row::RecordRow;

@@ -9,8 +9,9 @@ use settee_io::{Damage, Env, File, OpenMode, directory};
 use settee_log::{MANIFEST_FILE, Segment, SegmentHead, SegmentIndex, SegmentName, segment_head};
 use settee_tree::{Tree, TreeError};
 
+use super::previous;
 use super::problem::{Problem, Touched};
-use super::survey::{SegmentSource, Survey};
+use super::survey::{Format, SegmentSource, Survey};
 use crate::error::StoreError;
 use crate::index::IndexAggregates;
 use crate::manifest::{StoreManifest, tree_name};
@@ -23,7 +24,11 @@ impl Survey<'_> {
     /// Reads the manifest. If it is damaged, the file names are used instead.
     pub(crate) async fn read_manifest(&mut self) -> Result<(), StoreError> {
         let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
-        match StoreManifest::read(&env, &directory).await {
+        let read = match self.format {
+            Format::Present => StoreManifest::read(&env, &directory).await,
+            Format::Previous => previous::read_manifest(&env, &directory).await,
+        };
+        match read {
             Ok(manifest) => self.manifest = manifest,
             Err(StoreError::Damaged(Damage { path, offset, what })) => {
                 let what = format!("{what}: the store can't be opened; its files are found by their names");

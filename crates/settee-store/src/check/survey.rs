@@ -40,9 +40,18 @@ pub(super) struct LogEnd {
     pub(super) is_padding_written: bool,
 }
 
+/// The format of the files that are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Present,
+    /// That of the version before.
+    Previous,
+}
+
 /// A check in progress.
 pub(crate) struct Survey<'a> {
     pub(crate) context: StoreContext,
+    pub(crate) format: Format,
     pub(super) on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     pub(crate) summary: CheckSummary,
     pub(crate) manifest: Option<StoreManifest>,
@@ -74,6 +83,7 @@ impl<'a> Survey<'a> {
         let cache = Arc::new(NodeCache::new(CACHE_BYTES));
         Survey {
             context: StoreContext::new(env, directory, options, cache, None),
+            format: Format::Present,
             on_event,
             summary: CheckSummary::default(),
             manifest: None,
