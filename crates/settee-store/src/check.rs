@@ -33,9 +33,10 @@ mod salvage;
 mod segment_index;
 mod survey;
 
+pub use inventory::is_previous_format;
 pub use problem::{CheckEvent, CheckSummary, Problem, Touched};
 pub use salvage::Salvaged;
-pub(crate) use survey::{Format, Survey};
+pub(crate) use survey::Survey;
 
 use index::Suspects;
 use row::RecordRow;

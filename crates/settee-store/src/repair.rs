@@ -17,11 +17,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use settee_io::Env;
-use settee_log::{Flags, Stage};
+use settee_log::{Flags, ReadFormat, Stage};
 use settee_tree::TreeError;
 
 use crate::batch::Batch;
-use crate::check::{CheckEvent, Format, Salvaged, Survey};
+use crate::check::{CheckEvent, Salvaged, Survey};
 use crate::error::{ReadError, StoreError};
 use crate::index::{BY_KEY, OPERAND_COUNT_MAX, decode};
 use crate::options::StoreOptions;
@@ -83,7 +83,7 @@ impl<'a> Salvage<'a> {
         on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     ) -> Result<Salvage<'a>, StoreError> {
         let mut survey = Survey::new(env, directory, options, on_event);
-        survey.format = Format::Previous;
+        survey.format = ReadFormat::Previous;
         Salvage::of(survey).await
     }
 

@@ -42,7 +42,8 @@ impl Databases {
     /// database is opened on its first request.
     ///
     /// # Errors
-    /// `BadRequest` if the directory is a run of a backup, or an upgrade into it was interrupted; `InUse` if another process uses the directory,
+    /// `BadRequest` if the directory is a run of a backup, an upgrade into it was interrupted, or an earlier version
+    /// wrote it; `InUse` if another process uses the directory,
     /// which the reason names; `Internal` for damage, or an empty catalogue beside databases; or the system's
     /// error.
     ///
@@ -56,6 +57,7 @@ impl Databases {
         let log = LogOptions { direct: false, ..options.log };
         let resources = StoreResources::new(options.store);
         let of_catalogue = resources.options(log, None);
+        upgrade::refuse_previous(&env, directory).await?;
         let (catalogue, _) = Store::open(&env, &directory.join(CATALOGUE_DIRECTORY), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
         let updates = Updates::new(&env.random_bytes(), !slots.names.is_empty());

@@ -19,7 +19,9 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, directory};
-use settee_store::{Batch, CheckEvent, LogOptions, Salvage, Stage, Store, StoreOptions, copy_file};
+use settee_store::{
+    Batch, CheckEvent, LogOptions, Salvage, Stage, Store, StoreOptions, copy_file, is_previous_format,
+};
 
 use super::catalogue_entry::CatalogueEntry;
 use super::data_directory::{
@@ -99,7 +101,7 @@ pub async fn upgrade(
     report: impl FnMut(UpgradeEvent) + Send,
 ) -> Result<UpgradeSummary> {
     let engine = &*env.engine;
-    check_is_data(env, from).await?;
+    check_is_previous(env, from).await?;
     runs::check_surroundings(env, to).await?;
     let _previous_lock = lock_if_writable(env, from).await?;
     let is_new = is_empty(env, to).await?;
@@ -154,10 +156,29 @@ async fn is_empty(env: &Env, directory_path: &Path) -> Result<bool> {
     Ok(entries.iter().all(|entry| [LOCK_FILE, UNFINISHED_FILE].contains(&&*entry.name)))
 }
 
-async fn check_is_data(env: &Env, from: &Path) -> Result<()> {
+/// Refuses a data directory that the version before wrote, and names the command that converts it.
+///
+/// # Errors
+/// `BadRequest`.
+pub(super) async fn refuse_previous(env: &Env, directory: &Path) -> Result<()> {
+    if !is_previous_format(env, &directory.join(CATALOGUE_DIRECTORY)).await? {
+        return Ok(());
+    }
+    let directory = directory.display();
+    Err(Error::bad_request(format!(
+        "{directory} was written by an earlier version, and nothing in it was changed: `settee upgrade {directory} \
+         NEW_DIRECTORY` converts it"
+    )))
+}
+
+/// Fails unless `from` is a data directory that the version before wrote.
+async fn check_is_previous(env: &Env, from: &Path) -> Result<()> {
     let place = from.display();
     match DirectoryKind::of(env, from).await? {
-        DirectoryKind::Data => Ok(()),
+        DirectoryKind::Data if is_previous_format(env, &from.join(CATALOGUE_DIRECTORY)).await? => Ok(()),
+        DirectoryKind::Data => Err(Error::bad_request(format!(
+            "the catalogue of {place} isn't in the format of the version before: there is nothing to upgrade"
+        ))),
         DirectoryKind::Run { .. } | DirectoryKind::Backup => Err(Error::bad_request(format!(
             "{place} is a backup: restore it with the version that made it, and upgrade what was restored"
         ))),
@@ -354,7 +375,7 @@ fn check(problems: &Mutex<Problems>, what: &str, from: &Path) -> Result<()> {
     }
     let (Problems { count, first }, from) = (&*problems, from.display());
     let reason = format!(
-        "{what} has {count} problems, and nothing of it was converted. The first is: {first}. `settee check {from} \
+        "{what} is damaged, and nothing of it was converted. Problems: {count}. The first is: {first}. `settee check {from} \
          --repair NEW_DIRECTORY` of the version that wrote it salvages what can be read, and that can be upgraded"
     );
     Err(Error::new(ErrorKind::Internal, reason))

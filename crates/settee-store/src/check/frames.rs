@@ -32,7 +32,8 @@ impl Survey<'_> {
             }
             false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
         };
-        let checked = check_segment(file, number, source.end, self.timeline, known, visit).await?;
+        let checked =
+            check_segment(file, number, source.end, self.timeline, known, self.format, visit).await?;
         let segment_index =
             self.open_segment_index(source, file, out.is_none(), checked.unused_start).await?;
         let mut missed = Missed::new(&checked.damage);

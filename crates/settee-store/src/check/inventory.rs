@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::{Damage, Env, File, OpenMode, directory};
-use settee_log::{MANIFEST_FILE, Segment, SegmentHead, SegmentIndex, SegmentName, segment_head};
+use settee_log::{MANIFEST_FILE, ReadFormat, Segment, SegmentHead, SegmentIndex, SegmentName, segment_head};
 use settee_tree::{Tree, TreeError};
 
 use super::previous;
 use super::problem::{Problem, Touched};
-use super::survey::{Format, SegmentSource, Survey};
+use super::survey::{SegmentSource, Survey};
 use crate::error::StoreError;
 use crate::index::IndexAggregates;
 use crate::manifest::{StoreManifest, tree_name};
@@ -25,8 +25,8 @@ impl Survey<'_> {
     pub(crate) async fn read_manifest(&mut self) -> Result<(), StoreError> {
         let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
         let read = match self.format {
-            Format::Present => StoreManifest::read(&env, &directory).await,
-            Format::Previous => previous::read_manifest(&env, &directory).await,
+            ReadFormat::Present => StoreManifest::read(&env, &directory).await,
+            ReadFormat::Previous => previous::read_manifest(&env, &directory).await,
         };
         match read {
             Ok(manifest) => self.manifest = manifest,
@@ -110,7 +110,7 @@ impl Survey<'_> {
         for number in numbers {
             let path = self.context.directory.join(format!("{number:010}.log"));
             let file = File::open(&self.context.env.engine, &path, OpenMode::Read).await?;
-            let head = segment_head(&file).await?;
+            let head = segment_head(&file, self.format).await?;
             found.push((number, file.length().await?, path, head));
         }
         // A preallocated segment without records. One with more than zeros after its header was begun.
@@ -226,6 +226,22 @@ impl Survey<'_> {
 
 fn covers(source: &SegmentSource, number: u32) -> bool {
     (source.name.first..=source.name.last).contains(&number)
+}
+
+/// Whether a store's log is in the format of the version before, as far as the headers of its segments show.
+///
+/// # Errors
+/// An I/O error.
+pub async fn is_previous_format(env: &Env, directory: &Path) -> Result<bool, StoreError> {
+    for entry in directory::list(&*env.engine, directory).await? {
+        if log_number(&entry.name).is_some() {
+            let file = File::open(&env.engine, &directory.join(entry.name), OpenMode::Read).await?;
+            if segment_head(&file, ReadFormat::Previous).await?.is_ok() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn log_number(name: &str) -> Option<u32> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::Env;
-use settee_log::{SegmentName, SegmentSet, TimelineId};
+use settee_log::{ReadFormat, SegmentName, SegmentSet, TimelineId};
 use settee_tree::{NodeCache, Tree};
 
 use super::problem::{CheckEvent, CheckSummary, Problem, Touched};
@@ -40,18 +40,10 @@ pub(super) struct LogEnd {
     pub(super) is_padding_written: bool,
 }
 
-/// The format of the files that are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    Present,
-    /// That of the version before.
-    Previous,
-}
-
 /// A check in progress.
 pub(crate) struct Survey<'a> {
     pub(crate) context: StoreContext,
-    pub(crate) format: Format,
+    pub(crate) format: ReadFormat,
     pub(super) on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     pub(crate) summary: CheckSummary,
     pub(crate) manifest: Option<StoreManifest>,
@@ -83,7 +75,7 @@ impl<'a> Survey<'a> {
         let cache = Arc::new(NodeCache::new(CACHE_BYTES));
         Survey {
             context: StoreContext::new(env, directory, options, cache, None),
-            format: Format::Present,
+            format: ReadFormat::Present,
             on_event,
             summary: CheckSummary::default(),
             manifest: None,
