@@ -81,7 +81,7 @@ impl<'a> Conversion<'a> {
 
     async fn copy_record(&mut self, record: Salvaged) -> Result<()> {
         let Salvaged { seq, flags, key, meta, value } = record;
-        self.make_room(key.len() + meta.len() + value.len()).await?;
+        self.limit_batch(key.len() + meta.len() + value.len()).await?;
         let key = match key.first() {
             Some(&PATH) => [&SCRATCH_PATH, &key[1..]].concat(),
             _ => key,
@@ -153,7 +153,7 @@ impl<'a> Conversion<'a> {
             let leaf = LeafMeta::decode_previous(&entry.meta)?;
             let path = previous_path(snapshot, id, &leaf).await?;
             let content = Value::new(snapshot.read(entry.location).await?.value());
-            self.make_room(content.bytes().len()).await?;
+            self.limit_batch(content.bytes().len()).await?;
             let (meta, value) = encode_leaf(leaf.revision.generation, &path, leaf.state, &content);
             self.batch.put_value(&key, &meta, value, entry.in_seq_index);
             let leaf = TreeLeaf::new(leaf.revision, path, leaf.state, content, Vec::new());
@@ -170,7 +170,7 @@ impl<'a> Conversion<'a> {
         }
         for (revision, ancestors) in &chunks {
             let (meta, value) = encode_chunk(ancestors);
-            self.make_room(value.len()).await?;
+            self.limit_batch(value.len()).await?;
             self.batch.put(&path_key(id, revision), &meta, value.into(), false);
         }
         Ok(())
@@ -186,15 +186,15 @@ impl<'a> Conversion<'a> {
         let mut scan = snapshot.scan(Bound::Included(&[SCRATCH]), Bound::Excluded(&[SCRATCH + 1]), false);
         while let Some(entry) = scan.next().await? {
             let key = entry.key.to_vec();
-            self.make_room(key.len()).await?;
+            self.limit_batch(key.len()).await?;
             self.batch.delete(&key);
         }
         self.commit().await?;
         Ok(self.store.flush().await?)
     }
 
-    /// Commits the batch if it has no room for as many bytes.
-    async fn make_room(&mut self, bytes: usize) -> Result<()> {
+    /// Commits the batch if as many bytes would make it too large.
+    async fn limit_batch(&mut self, bytes: usize) -> Result<()> {
         if self.batch.size() + bytes > BATCH_BYTES { self.commit().await } else { Ok(()) }
     }
 
