@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::{BufferPool, Engine};
+use crate::{BufferPool, Engine, IdleHandles};
 
 /// Number of permits of [`Env::background`]. More than one, so that sealing and compaction don't wait for
 /// every checkpoint, nor checkpoints for them.
@@ -73,6 +73,8 @@ pub struct Env {
     /// releases it once the new segment is written. It releases its `background` permit while its pace limit
     /// makes it wait.
     pub compaction: Arc<Semaphore>,
+    /// Files that may be closed while nobody uses them.
+    pub idle_handles: Arc<IdleHandles>,
 }
 
 impl Env {

@@ -129,6 +129,7 @@ mod engine;
 mod env;
 mod error;
 mod file;
+mod idle_handles;
 mod panic;
 mod system;
 #[allow(
@@ -149,6 +150,7 @@ pub use engine::{
 pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Damage, Error, Result};
 pub use file::{DirectMode, File};
+pub use idle_handles::{IDLE_HANDLES_MAX, IdleHandle, IdleHandles};
 pub use panic::OnPanic;
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
 pub use tail::{

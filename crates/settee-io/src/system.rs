@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::timer::ShortTimer;
 use crate::{BACKGROUND_COUNT, BufferPool, COMPACTION_COUNT, PoolOptions};
-use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
+use crate::{Clock, Engine, Env, IDLE_HANDLES_MAX, IdleHandles, Random, Sleep, Spawn, Task};
 use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
 
 /// The engine that runs the operations on files.
@@ -107,7 +107,9 @@ impl Env {
 
     /// As [`Env::system`], with files through `engine`, from [`EngineOptions::start`].
     pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
+        let files_max = engine.descriptors().map_or(usize::MAX, |descriptors| descriptors.count_max());
         Env {
+            idle_handles: IdleHandles::new(IDLE_HANDLES_MAX.min(files_max / 2)),
             engine,
             clock: Arc::new(SystemClock::new()),
             spawn: Arc::new(TokioSpawn(handle)),

@@ -165,10 +165,16 @@ impl Shared {
             }
             return Err(error.into());
         }
+        {
+            let mut state = self.lock();
+            state.segments.release_below(delta.listed_to + 1);
+            self.change_set(&mut state, |set| delta.apply(set));
+        }
+        // Nothing is written to them any more.
+        delta.listed.iter().chain(&delta.added).for_each(|segment| segment.stored_file().close_when_idle());
+        // The previous manifest's space has just become free.
+        next.reserve_next(&self.env, &self.directory).await;
         (manifest.number, manifest.user) = (next.number, next.user);
-        let mut state = self.lock();
-        state.segments.release_below(delta.listed_to + 1);
-        self.change_set(&mut state, |set| delta.apply(set));
         Ok(())
     }
 

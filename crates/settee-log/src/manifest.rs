@@ -10,6 +10,7 @@
 //! 1. A file that it names was synced, and its directory entry too, before the manifest was.
 //! 2. A file is removed only once a manifest that doesn't name it is on stable storage.
 //! 3. No file gets a name that a manifest on stable storage ever gave to another one.
+//! 4. The next manifest's file takes its space in advance, so that files can be removed on a full disk.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use bytes::Bytes;
 use settee_io::directory::{self, DirectorySyncs};
 use settee_io::{Damage, Entry, Env, File, OpenMode};
 
-use crate::error::{EditError, OpenError};
+use crate::error::{EditError, OpenError, is_no_space};
 use crate::segment_set::{SegmentName, SegmentSet};
 
 /// File names in the log's directory: the manifest, and the next one while it is written.
@@ -27,6 +28,10 @@ pub const MANIFEST_FILE: &str = "manifest";
 const NEXT_FILE: &str = "manifest.next";
 
 const MAGIC: &str = "settee manifest 2";
+
+/// Disk space kept for the next manifest beyond the size of the present one: for as many bytes, one edit may add
+/// lines.
+const RESERVE_BYTES: u64 = 4 << 10;
 
 /// Longest manifest in bytes: a few hundred thousand segments.
 const SIZE_MAX: u64 = 16 << 20;
@@ -143,12 +148,37 @@ impl Manifest {
             let path = directory.join(MANIFEST_FILE);
             return Err(EditError::TooLong { path, size, size_max: SIZE_MAX });
         }
-        match directory::remove(&*env.engine, &next).await {
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
+        let written = async {
+            // It has the space that was reserved.
+            let file = File::open(&env.engine, &next, OpenMode::Create).await?;
+            file.write_at(0, Bytes::from(text)).await?;
+            file.set_length(size).await?;
+            file.sync().await
+        };
+        let written = written.await;
+        if written.is_err() {
+            // What a failed sync lost of a file, no later sync brings back: the next attempt begins a new one.
+            match directory::remove(&*env.engine, &next).await {
+                Err(error) if !error.is_not_found() => return Err(error.into()),
+                _ => {}
+            }
         }
-        let file = File::open(&env.engine, &next, OpenMode::CreateNew).await?;
-        Ok(file.write_and_sync_at(0, Bytes::from(text)).await?)
+        Ok(written?)
+    }
+
+    /// Reserves disk space for the manifest after this one. Without it, an edit on a full disk may be refused.
+    pub(crate) async fn reserve_next(&self, env: &Env, directory: &Path) {
+        let (next, size) = (directory.join(NEXT_FILE), self.encode().len() as u64);
+        let reserved = async {
+            let file = File::open(&env.engine, &next, OpenMode::Create).await?;
+            match file.allocate(0, size + RESERVE_BYTES).await {
+                Err(error) if is_no_space(&error) => file.allocate(0, size).await,
+                allocated => allocated,
+            }
+        };
+        if let Err(error) = reserved.await {
+            tracing::debug!(%error, "no space was reserved for the next manifest");
+        }
     }
 
     /// Replaces the current manifest with the prepared one, atomically. Durable once it returns.

@@ -169,6 +169,7 @@ pub(crate) async fn recover(
     }
     if let Some(manifest) = locked.manifest() {
         manifest.sweep(env, directory).await?;
+        manifest.reserve_next(env, directory).await;
     }
     found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)

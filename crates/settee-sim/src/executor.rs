@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use settee_io::{BufferPool, Clock, Env, PoolOptions, Random, Sleep, Spawn, Task};
+use settee_io::{
+    BufferPool, Clock, Env, IDLE_HANDLES_MAX, IdleHandles, PoolOptions, Random, Sleep, Spawn, Task,
+};
 use tokio::sync::Semaphore;
 
 use crate::disk::SimDisk;
@@ -77,6 +79,7 @@ impl Sim {
             buffers: BufferPool::new(PoolOptions::default()),
             background: Arc::new(Semaphore::new(settee_io::BACKGROUND_COUNT)),
             compaction: Arc::new(Semaphore::new(settee_io::COMPACTION_COUNT)),
+            idle_handles: IdleHandles::new(IDLE_HANDLES_MAX),
         }
     }
 

@@ -134,9 +134,12 @@ impl Shared {
             let last = infos.last();
             let is_covered = version.checkpoint.seq <= last.map_or(0, |last| last.last_seq.0)
                 && version.set.listed_to() < last.map_or(1, |last| last.number);
-            if is_covered {
+            // Otherwise segments were listed that this version doesn't list yet.
+            let has_all = infos.first().is_none_or(|first| first.number <= version.set.listed_to() + 1);
+            if is_covered && has_all {
                 return Ok((version, infos));
             }
+            settee_io::yield_now().await;
         }
     }
 

@@ -112,7 +112,7 @@ impl Shared {
         let set = self.read_view.load().set.clone();
         let (Some(segment), Some(next)) = (set.get(number), set.get(number + 1)) else { return Ok(false) };
         let (file, next) = (segment.file().await?, next.file().await?);
-        let (Some((header, checksum)), Some((following, _))) = (header(file).await?, header(next).await?)
+        let (Some((header, checksum)), Some((following, _))) = (header(&file).await?, header(&next).await?)
         else {
             return Ok(false);
         };
@@ -122,7 +122,7 @@ impl Shared {
             return Ok(true);
         }
         let end = following.previous_end;
-        let (builder, tail) = index_of_segment(file, &header, checksum, end).await?;
+        let (builder, tail) = index_of_segment(&file, &header, checksum, end).await?;
         if (tail.end, tail.checksum) != (end, following.previous_checksum) {
             let (path, what) = (segment_path(&self.directory, number), "a frame is damaged");
             return Err(SegmentIndexError::Damaged(Damage { path, offset: tail.end, what }));

@@ -123,7 +123,7 @@ impl Log {
         let path = || segment_path(&self.shared.directory, segment);
         let set = self.segment_set();
         let found = set.get(segment).filter(|found| found.name.generation == 0);
-        let file = found.ok_or_else(|| SegmentIndexError::Absent { path: path() })?.file().await?.clone();
+        let file = found.ok_or_else(|| SegmentIndexError::Absent { path: path() })?.file().await?;
         let epoch = match SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?) {
             Ok((header, _)) => header.epoch,
             Err(_) => return Err(SegmentIndexError::Absent { path: path() }),

@@ -216,16 +216,12 @@ impl Segment {
     /// See [`SegmentIndexError`].
     pub async fn contents(&self) -> Result<SegmentContents, SegmentIndexError> {
         let read = async || {
-            let opened;
             let file = match self.file.get() {
                 Some(file) => file,
-                None => {
-                    opened = self.file.open_once().await?;
-                    &opened
-                }
+                None => Arc::new(self.file.open_once().await?),
             };
             let SegmentName { first, last, epoch, .. } = self.name;
-            let trailer = Trailer::read_covering(file, first, last, epoch).await?;
+            let trailer = Trailer::read_covering(&file, first, last, epoch).await?;
             let Trailer { last_seq, record_count, record_bytes, tombstone_count, .. } = trailer;
             Ok(SegmentContents { last_seq: last_seq.0, record_count, record_bytes, tombstone_count })
         };
@@ -256,11 +252,11 @@ impl Segment {
         self.tombstone_bytes.get_or_try_init(read).await.copied()
     }
 
-    /// The file, opened by the first call.
+    /// The file, opened if it isn't open. It stays open as long as the caller keeps it.
     ///
     /// # Errors
     /// An I/O error; the next call tries again.
-    pub async fn file(&self) -> Result<&Arc<File>, settee_io::Error> {
+    pub async fn file(&self) -> Result<Arc<File>, settee_io::Error> {
         self.file.file().await
     }
 
@@ -270,7 +266,7 @@ impl Segment {
     /// See [`SegmentIndexError`].
     pub async fn segment_index(&self) -> Result<SegmentIndex, SegmentIndexError> {
         let SegmentName { first, last, epoch, .. } = self.name;
-        SegmentIndex::open_covering(self.file().await?.clone(), first, last, epoch).await
+        SegmentIndex::open_covering(self.file().await?, first, last, epoch).await
     }
 
     /// The sparse block index of a rewritten segment, read by the first call.
@@ -283,7 +279,7 @@ impl Segment {
             self.file
                 .in_task(async move {
                     let file = segment.file().await?;
-                    let read = async || SparseBlockIndex::read(file, segment.name.bytes).await;
+                    let read = async || SparseBlockIndex::read(&file, segment.name.bytes).await;
                     segment.block_index.get_or_try_init(read).await.map(drop)
                 })
                 .await?;
@@ -309,7 +305,7 @@ impl Segment {
             chunks.insert(around.start, &bytes, 0);
             return Ok(record);
         }
-        self.read_alone(file, seq, &range).await
+        self.read_alone(&file, seq, &range).await
     }
 
     /// Reads many records; several records of one block cost one read. Those not in the chunk cache are read
@@ -335,7 +331,7 @@ impl Segment {
             return results;
         }
         match self.file().await {
-            Ok(file) => results.extend(self.read_misses(file, misses, keep).await),
+            Ok(file) => results.extend(self.read_misses(&file, misses, keep).await),
             Err(error) => {
                 results.extend(misses.iter().map(|miss| (miss.wanted.index, Err(error.clone().into()))));
             }
@@ -384,7 +380,7 @@ impl Segment {
                     Ok(record)
                 }
                 // Damage elsewhere in the chunks does not concern the record.
-                (Err(_), Some(_), _) => self.read_alone(file, seq, &range).await,
+                (Err(_), Some(_), _) => self.read_alone(&file, seq, &range).await,
                 (record, ..) => record,
             };
             results.push((index, record));

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::future::join3;
-use settee_io::{Damage, Env, File, OpenMode, directory};
+use settee_io::{Damage, Env, File, IdleHandles, OpenMode, OperationKind, directory};
 use settee_log::{
     Batch, Edit, EntryRef, Flags, Location, Log, LogOptions, Manifest, OpenError, ReadError, RecordRef,
     SegmentIndex, Seq, Stage, read_record, scan_segment,
@@ -282,7 +282,7 @@ fn the_files_of_a_set_are_readable_after_their_removal_and_go_with_its_last_user
                 let record = log.read_in(&set, seq, *location).await.unwrap();
                 assert_eq!(record.seq(), seq, "seed={seed}");
                 let file = segment.file().await.unwrap();
-                let read = read_record(file, location.offset.into(), location.length).await.unwrap();
+                let read = read_record(&file, location.offset.into(), location.length).await.unwrap();
                 assert_eq!((read.bytes(), read.checksum()), (record.bytes(), record.checksum()));
             }
             log.close().await.unwrap();
@@ -302,6 +302,52 @@ fn the_files_of_a_set_are_readable_after_their_removal_and_go_with_its_last_user
                 (1..=below).filter(|number| disk.read_file(path(*number)).is_some()).collect::<Vec<_>>();
             assert_eq!(left, [below], "seed={seed}: the files go with their last user");
             drop(last);
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn idle_files_are_closed_and_opened_again() {
+    for (seed, direct) in seeds(6).zip([false, true].into_iter().cycle()) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = Env { idle_handles: IdleHandles::new(2), ..sim.env() };
+        sim.run(async {
+            let (log, _) = open_after(&env, Seq(0)).await.unwrap();
+            log.set_direct(direct).await.unwrap();
+            let locations = append_all(&log, 90).await;
+            seal(&log).await;
+            list(&log, Seq(90)).await;
+            let set = log.segment_set();
+            let listed: Vec<_> = set.listed().cloned().collect();
+            let open_count = || listed.iter().filter(|segment| segment.stored_file().get().is_some()).count();
+            assert!(listed.len() > 4 && open_count() <= 2, "seed={seed}");
+            let opened = disk.count_of(OperationKind::Open);
+            let read = |index: usize| {
+                let (log, set, location) = (&log, &set, locations[index]);
+                async move {
+                    let record = log.read_in(set, Seq(index as u64 + 1), location).await.unwrap();
+                    assert_eq!(record.seq(), Seq(index as u64 + 1), "seed={seed}");
+                }
+            };
+            for index in 0..30 {
+                join3(read(index), read(index + 30), read(index + 60)).await;
+                assert!(open_count() <= 2, "seed={seed}");
+            }
+            assert!(disk.count_of(OperationKind::Open) > opened + 10, "seed={seed}");
+            // The one that is used again and again stays open.
+            read(0).await;
+            let opened = disk.count_of(OperationKind::Open);
+            for index in 10..20 {
+                join3(read(0), read(index * 4), read(0)).await;
+            }
+            let count = disk.count_of(OperationKind::Open) - opened;
+            assert!(count <= 11, "seed={seed}: {count}");
+            for segment in &listed {
+                let is_direct = segment.file().await.unwrap().direct().is_some();
+                assert_eq!(is_direct, direct, "seed={seed}");
+            }
         })
         .unwrap();
     }
@@ -477,6 +523,37 @@ async fn work(env: &Env, acknowledged: &Mutex<u64>) {
         assert!(listed.unwrap());
     }
     log.close().await.unwrap();
+}
+
+#[test]
+fn an_edit_on_a_full_disk_has_reserved_space() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    let lengths = |end: &str| -> Vec<usize> {
+        let paths = disk.paths().into_iter().filter(|path| path.to_str().unwrap().ends_with(end));
+        paths.map(|path| disk.read_file(path).unwrap().len()).collect()
+    };
+    sim.run(async {
+        let (log, _) = open_after(&env, Seq(0)).await.unwrap();
+        append_all(&log, 60).await;
+        seal(&log).await;
+        assert!(list(&log, log.persisted()).await);
+        let _ = disk.clone().capacity(Some(lengths("").iter().sum::<usize>() as u64));
+        let segments = lengths(".log");
+        for number in 0..100 {
+            let user = format!("{}\n", "x".repeat(10 * number));
+            let edit = Edit { user: Some(Box::new(|_| user.clone())), ..Edit::default() };
+            assert!(log.edit(edit, |_| false).await.unwrap(), "{number}");
+        }
+        // Nor was the preallocated segment removed for them.
+        assert_eq!(lengths(".log"), segments);
+        let (oldest, count) = (segments[0], segments.len());
+        remove(&log, |number| number == 1).await;
+        env.clock.sleep(Duration::from_secs(1)).await;
+        assert_eq!(lengths(".log").len(), count - 1, "{oldest} bytes became free");
+    })
+    .unwrap();
 }
 
 #[test]

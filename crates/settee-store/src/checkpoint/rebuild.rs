@@ -128,7 +128,7 @@ impl Rebuild<'_> {
         tracing::info!(segment = %file.path().display(), "reading its frames");
         let mut reached = 0;
         let version = &mut self.version;
-        let scanned = scan_segment(file, known.number, known.frame_bytes, |at, record| {
+        let scanned = scan_segment(&file, known.number, known.frame_bytes, |at, record| {
             if record.seq.0 > up_to {
                 return;
             }

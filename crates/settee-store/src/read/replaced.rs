@@ -180,7 +180,7 @@ impl ReplacedRecords {
         let (file, number) = (segment.file().await?, segment.name.first);
         for attempt in 1.. {
             let length = file.length().await?;
-            match self.read_unlisted(number, file, length).await {
+            match self.read_unlisted(number, &file, length).await {
                 // Sealing changes the length while the file is read.
                 Err(_) if attempt < ATTEMPT_COUNT_MAX && file.length().await? != length => {}
                 read => return read,
