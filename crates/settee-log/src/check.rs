@@ -15,7 +15,7 @@ use crate::format::{
     RECORD_HEADER_SIZE, RecordRef, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
 use crate::frames::FrameReader;
-use crate::types::{Location, Seq};
+use crate::types::{Location, Seq, TimelineId};
 
 /// Size of the used part of a header; the rest is zeros.
 const HEADER_USED: usize = 80;
@@ -27,8 +27,8 @@ pub struct SegmentHead {
     pub number: u32,
     /// Its epoch.
     pub epoch: u32,
-    /// The random id of its log.
-    pub log_id: [u8; 16],
+    /// The timeline under which it was begun.
+    pub timeline: TimelineId,
     /// The oldest segment that the log still needed when this one began.
     pub oldest: u32,
     /// The `Seq` of the first record that was, or would be, stored in it.
@@ -93,7 +93,7 @@ fn head_of(header: &SegmentHeader) -> SegmentHead {
     SegmentHead {
         number: header.segment,
         epoch: header.epoch,
-        log_id: header.log_id,
+        timeline: header.timeline,
         oldest: header.oldest,
         first_seq: Seq(header.first_seq),
         previous_end: header.previous_end,
@@ -103,7 +103,7 @@ fn head_of(header: &SegmentHeader) -> SegmentHead {
 
 /// Reads the segment `number` and checks all of it: the header, every frame and record, their order, and that
 /// unused bytes are zeros where they must be. `end` is where its frames end, if known; the last segment of a
-/// log ends where its frames do. `log_id` is that of the log, for a segment whose header is damaged.
+/// log ends where its frames do. `timeline` is assumed for a segment whose header is damaged.
 /// `expected_seq` is a record that the log is known to have contained: a last segment that ends before it is
 /// damaged. Calls `visit` with every record, in the order of the file, and whether it is
 /// sound; the content of an unsound one can't be trusted.
@@ -114,7 +114,7 @@ pub async fn check_segment(
     file: &File,
     number: u32,
     end: Option<u64>,
-    log_id: Option<[u8; 16]>,
+    timeline: Option<TimelineId>,
     expected_seq: Seq,
     visit: impl FnMut(Location, RecordRef<'_>, bool),
 ) -> Result<SegmentCheck, settee_io::Error> {
@@ -126,7 +126,7 @@ pub async fn check_segment(
     if let Some(end) = end.filter(|end| *end > length) {
         found.damaged(length, end, "it is shorter than it should be");
     }
-    let (mut epoch, mut seed, mut is_reused) = (None, log_id.map(|id| FrameSeed::of(&id)), true);
+    let (mut epoch, mut seed, mut is_reused) = (None, timeline.map(FrameSeed::of), true);
     let mut next_seq = None;
     match SegmentHeader::decode(&head) {
         Ok((header, checksum)) if header.segment == number => {
@@ -232,7 +232,7 @@ impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
         Ok(())
     }
 
-    /// Reports the records of everything that looks like a frame, for an unknown log id.
+    /// Reports the records of everything that looks like a frame, for an unknown timeline.
     async fn guess(&mut self) -> Result<(), settee_io::Error> {
         let mut at = SEGMENT_HEADER_SIZE as u64;
         while let Some(frame) = self.reader.find(at).await? {

@@ -15,7 +15,7 @@
 //!    torn write.
 //! 4. A close mark, written when the log is closed in order, says where the frames end and that all of them are
 //!    persisted: after it, damage in them is never a torn write.
-//! 5. A frame's checksum has a seed derived from the log's random id, which clients never learn: no client
+//! 5. A frame's checksum has a seed derived from the random id of its timeline, which clients never learn: no client
 //!    value can look like a frame.
 //!
 //! Specified in `docs/format.md`; all numbers are little-endian.

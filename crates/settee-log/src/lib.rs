@@ -64,4 +64,4 @@ pub use segment_set::{
     CHUNK_BYTES, ChunkCache, Segment, SegmentContents, SegmentName, SegmentSet, SparseBlockIndex, StoredFile,
     WantedRecord,
 };
-pub use types::{Appended, Location, LogStats, SegmentInfo, Seq, Stage};
+pub use types::{Appended, Location, LogStats, SegmentInfo, Seq, Stage, TimelineId};

@@ -18,8 +18,8 @@
 //!    segment.
 //! 3. An I/O error is never treated as the end of a file.
 //! 4. Files are changed only after all of them were found sound and to belong to one log.
-//! 5. Client data is never accepted as a frame: only someone who knows the log's id can create one. The
-//!    exception is a log whose first header isn't whole: then its id is unknown.
+//! 5. Client data is never accepted as a frame: only someone who knows the timeline's id can create one. The
+//!    exception is a log whose first header isn't whole: then the id is unknown.
 //! 6. Segments up to the last one that the manifest lists are not read.
 //! 7. What recovery returns ends at a frame's end in the last segment; segments are contiguous, and their epochs
 //!    and `Seq`s ascend. Asserted before files are changed; bytes that contradict it are errors before that.
@@ -46,7 +46,7 @@ use crate::options::LogOptions;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
-use crate::types::{Location, Seq};
+use crate::types::{Location, Seq, TimelineId};
 use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, open_segments};
 
 mod locking;
@@ -91,7 +91,7 @@ pub(crate) struct Recovered {
     pub tail: Tail,
     pub last_seq: u64,
     pub epoch: u32,
-    pub log_id: Option<[u8; 16]>,
+    pub timeline: Option<TimelineId>,
     pub file_bytes: u64,
     /// The oldest segment that is needed.
     pub oldest: u32,
@@ -125,7 +125,7 @@ pub(crate) async fn recover(
     let mut found = Recovered { options: *options, oldest, known_seq: after.0, ..Recovered::default() };
     if let Some(last) = segments.last() {
         let (header, _) = last.header()?;
-        found.log_id = Some(header.log_id);
+        found.timeline = Some(header.timeline);
         if header.oldest > oldest {
             // The segments before that one are in a later manifest, or were removed by one.
             return Err(newer_manifest(directory, locked));
@@ -138,7 +138,7 @@ pub(crate) async fn recover(
         });
     }
     for segment in &left_over {
-        segment.check_left_over(found.log_id)?;
+        segment.check_left_over(found.timeline)?;
     }
     for (number, expected) in
         segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(oldest..)
@@ -224,7 +224,7 @@ impl Recovered {
         if !(follows && header.first_seq == self.last_seq + 1) {
             return Err(segment.damaged(0, NOT_CONSECUTIVE));
         }
-        self.log_id = Some(header.log_id);
+        self.timeline = Some(header.timeline);
         self.epoch = header.epoch;
         self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
         self.known_seq = self.known_seq.max(self.last_seq);

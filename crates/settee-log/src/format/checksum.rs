@@ -6,18 +6,21 @@
 
 use twox_hash::XxHash3_64;
 
+use crate::types::TimelineId;
+
 /// Factor by which a `Seq` is multiplied before it is added to a record's hash: odd, so that distinct numbers
 /// stay distinct.
 const SEQ_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The seed of the checksums of a log's frames, and of the bytes with which frames begin. It is derived from
-/// the log's id, which clients never learn: so they can't create bytes that look like a frame.
+/// The seed of the checksums of a segment's frames, and of the bytes with which frames begin. It is derived
+/// from the id of the segment's timeline, which clients never learn: so they can't create bytes that look like a
+/// frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameSeed(pub(super) u64);
 
 impl FrameSeed {
-    pub(crate) fn of(log_id: &[u8; 16]) -> FrameSeed {
-        FrameSeed(xxh3_64(log_id))
+    pub(crate) fn of(timeline: TimelineId) -> FrameSeed {
+        FrameSeed(xxh3_64(&timeline.0))
     }
 
     /// A frame's first bytes, so that a search for frames has little to hash.

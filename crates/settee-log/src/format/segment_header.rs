@@ -1,8 +1,9 @@
-//! A segment's header: its place in the log, and the end of the segment before it.
+//! A segment's header: its timeline, its place in the log, and the end of the segment before it.
 
 use super::checksum::{FrameSeed, xxh3_64};
 use super::integers::{u32_at, u64_at};
 use super::sizes::{FORMAT_VERSION, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE};
+use crate::types::TimelineId;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"SETTEELG";
 /// Size of the part of a header that is not zeros.
@@ -22,8 +23,8 @@ pub(crate) struct SegmentHeader {
     pub segment: u32,
     /// Grows with each opening of the log.
     pub epoch: u32,
-    /// The log's random id.
-    pub log_id: [u8; 16],
+    /// The timeline under which the segment was begun.
+    pub timeline: TimelineId,
     /// Whether the file held another segment before, whose bytes may follow the last frame.
     pub is_reused: bool,
     /// The oldest segment that the log still needed when this one began.
@@ -56,7 +57,7 @@ impl SegmentHeader {
         bytes[12..16].copy_from_slice(&self.segment.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.oldest.to_le_bytes());
-        bytes[24..40].copy_from_slice(&self.log_id);
+        bytes[24..40].copy_from_slice(&self.timeline.0);
         bytes[40..48].copy_from_slice(&self.first_seq.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.previous_end.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.previous_checksum.to_le_bytes());
@@ -85,7 +86,7 @@ impl SegmentHeader {
             segment: u32_at(bytes, 12),
             epoch: u32_at(bytes, 16),
             oldest: u32_at(bytes, 20),
-            log_id: bytes[24..40].try_into().expect("16 bytes"),
+            timeline: TimelineId(bytes[24..40].try_into().expect("16 bytes")),
             first_seq: u64_at(bytes, 40),
             previous_end: u64_at(bytes, 48),
             previous_checksum: u64_at(bytes, 56),
@@ -115,8 +116,8 @@ impl SegmentHeader {
         require(is_end, "its header has an invalid end of the previous segment")
     }
 
-    /// The seed of the log's frames.
+    /// The seed of the segment's frames.
     pub(crate) fn frame_seed(&self) -> FrameSeed {
-        FrameSeed::of(&self.log_id)
+        FrameSeed::of(self.timeline)
     }
 }

@@ -29,7 +29,7 @@ pub(crate) const FRAME_HEADER_SIZE: usize = 48;
 /// Bytes before a record's key.
 pub(crate) const RECORD_HEADER_SIZE: usize = 28;
 /// Version of the format that this code writes.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// Size of a frame with `length` bytes of records, in bytes.
 pub(crate) const fn frame_size(length: usize) -> usize {

@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 use super::segment_header::SEGMENT_HEADER_USED;
 use super::*;
-use crate::types::Seq;
+use crate::types::{Seq, TimelineId};
 
-const LOG_ID: [u8; 16] = *b"0123456789abcdef";
+const TIMELINE: TimelineId = TimelineId(*b"0123456789abcdef");
 
 fn seed() -> FrameSeed {
-    FrameSeed::of(&LOG_ID)
+    FrameSeed::of(TIMELINE)
 }
 
 fn header() -> FrameHeader {
@@ -119,7 +119,7 @@ fn segment_header() -> SegmentHeader {
         segment: 3,
         epoch: 2,
         oldest: 1,
-        log_id: LOG_ID,
+        timeline: TIMELINE,
         is_reused: true,
         first_seq: 7,
         previous_end: 4096,
@@ -132,10 +132,10 @@ fn a_segment_header_has_its_golden_bytes() {
     let header = segment_header();
     let (bytes, checksum) = header.encode();
     let golden = [
-        "5345545445454c47 02000000 03000000 02000000 01000000", // magic, version, segment, epoch, oldest
-        "30313233343536373839616263646566 0700000000000000",    // log, first seq
+        "5345545445454c47 03000000 03000000 02000000 01000000", // magic, version, segment, epoch, oldest
+        "30313233343536373839616263646566 0700000000000000",    // timeline, first seq
         "0010000000000000 6300000000000000",                    // previous end and checksum
-        "01000000 00000000 e0612592e3cfd365",                   // flags, checksum
+        "01000000 00000000 6b30e68bd787e5ec",                   // flags, checksum
     ];
     assert_eq!(hex(&bytes[..SEGMENT_HEADER_USED]), golden.concat().replace(' ', ""));
     assert!(bytes[SEGMENT_HEADER_USED..].iter().all(|byte| *byte == 0));
@@ -194,7 +194,7 @@ fn a_frame_of_another_log_or_without_records_is_not_accepted() {
     let other = FrameSeed(seed().0 ^ 1 << 40);
     assert_eq!(other.magic(), seed().magic());
     assert!(FrameHeader::decode(&bytes, Some(other)).is_some() && decode(&bytes, other).is_none());
-    assert!(decode(&bytes, FrameSeed::of(&[0; 16])).is_none());
+    assert!(decode(&bytes, FrameSeed::of(TimelineId([0; 16]))).is_none());
 
     let mut bytes = Vec::new();
     write(&Batch::new(), header(), &mut bytes);

@@ -14,7 +14,7 @@ use crate::segment_index::EntryRef;
 use crate::segment_set::{ChunkCache, Segment, SegmentSet};
 use crate::shared::Shared;
 use crate::state::{Continuation, LogState};
-use crate::types::{Location, Seq};
+use crate::types::{Location, Seq, TimelineId};
 use crate::watermark::{Position, Watermark};
 
 impl Log {
@@ -129,7 +129,7 @@ impl Log {
             segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
         }
         let continuation = Continuation {
-            log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
+            timeline: found.timeline.unwrap_or_else(|| TimelineId(env.random_bytes())),
             epoch: found.epoch + 1,
             tail: found.tail,
             is_marked,

@@ -13,6 +13,7 @@ use crate::format::{
 use crate::frames::{FrameReader, Remainder};
 use crate::manifest::Manifest;
 use crate::segment_name::{segment_number, segment_path};
+use crate::types::TimelineId;
 
 /// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
 /// completed yet; the current one, to which nothing is written until then; and the preallocated next one.
@@ -131,9 +132,10 @@ impl Segment {
 
     /// Checks that this segment, which the manifest covers and doesn't name, isn't another log's, as far as its
     /// header shows.
-    pub(super) fn check_left_over(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+    pub(super) fn check_left_over(&self, timeline: Option<TimelineId>) -> Result<(), OpenError> {
         // The header of a file that is about to be recycled was zeroed.
-        let is_foreign = self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.log_id) != log_id;
+        let is_foreign =
+            self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.timeline) != timeline;
         if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
     }
 
@@ -158,7 +160,7 @@ impl Segment {
     /// Checks that the headers allow this segment to follow the segment `before`.
     pub(super) fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
         let ((header, _), (before, _)) = (self.header()?, before.header()?);
-        if header.log_id != before.log_id || header.epoch < before.epoch {
+        if header.timeline != before.timeline || header.epoch < before.epoch {
             return Err(self.damaged(0, FOREIGN));
         }
         Ok(())

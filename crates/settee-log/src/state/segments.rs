@@ -14,7 +14,7 @@ use super::capacity::{fitting_bytes_max, reserve_bytes};
 use super::placement::{AppendBlocked, SpaceRequest};
 use crate::format::{FRAME_HEADER_SIZE, FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SegmentHeader};
 use crate::frames::Tail;
-use crate::types::{SegmentInfo, Seq};
+use crate::types::{SegmentInfo, Seq, TimelineId};
 use crate::watermark::{Position, Watermark};
 
 /// The segment that takes appends.
@@ -52,11 +52,11 @@ pub(crate) struct SegmentMeta {
     pub bytes: u64,
 }
 
-/// What the headers of new segments and the close mark repeat: the log's id, the number of its opening, and
-/// the end that recovery found.
+/// What the headers of new segments and the close mark repeat: the log's timeline, the number of its opening,
+/// and the end that recovery found.
 #[derive(Clone, Copy)]
 pub(crate) struct Continuation {
-    pub log_id: [u8; 16],
+    pub timeline: TimelineId,
     /// Number of this opening of the log; grows with each opening.
     pub epoch: u32,
     /// Where the log ended when it was opened.
@@ -199,7 +199,7 @@ impl Segments {
     /// Makes the new segment the open one. The log ends at `accepted`.
     pub(super) fn begin(&mut self, new: PreallocatedSegment, bytes_max: u32, accepted: Watermark) {
         let PreallocatedSegment { number, file, allocated, is_reused } = new;
-        let Continuation { log_id, epoch, tail, .. } = self.continuation;
+        let Continuation { timeline, epoch, tail, .. } = self.continuation;
         let (mut previous_end, mut previous_checksum) = (tail.end, tail.checksum);
         if let Some(open) = &self.open {
             // Without the padding after the last frame.
@@ -213,7 +213,7 @@ impl Segments {
         let header = SegmentHeader {
             segment: number,
             epoch,
-            log_id,
+            timeline,
             is_reused,
             oldest: self.oldest,
             first_seq: accepted.seq + 1,
@@ -230,7 +230,7 @@ impl Segments {
     /// The close mark of a log that ends at `accepted`; `None` if the log is empty, or still ends with the mark
     /// found when it was opened.
     pub(super) fn close_mark(&self, accepted: Watermark) -> Option<[u8; FRAME_HEADER_SIZE]> {
-        let Continuation { log_id, tail, is_marked, .. } = self.continuation;
+        let Continuation { timeline, tail, is_marked, .. } = self.continuation;
         let (segment, persisted) = (accepted.at.segment(), accepted.at.offset());
         if is_marked && (tail.segment, tail.end) == (segment, persisted.into()) {
             return None;
@@ -244,7 +244,7 @@ impl Segments {
             },
         };
         let mark = FrameHeader {
-            seed: FrameSeed::of(&log_id),
+            seed: FrameSeed::of(timeline),
             length: 0,
             segment,
             epoch: self.all.get(&segment)?.epoch,

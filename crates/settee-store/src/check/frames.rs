@@ -32,7 +32,7 @@ impl Survey<'_> {
             }
             false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
         };
-        let checked = check_segment(file, number, source.end, self.log_id, known, visit).await?;
+        let checked = check_segment(file, number, source.end, self.timeline, known, visit).await?;
         let segment_index =
             self.open_segment_index(source, file, out.is_none(), checked.unused_start).await?;
         let mut missed = Missed::new(&checked.damage);
@@ -79,7 +79,7 @@ impl Survey<'_> {
         let number = source.name.first;
         let before = self.log_end.take().filter(|before| before.number + 1 == number);
         if let Some(head) = checked.head {
-            if *self.log_id.get_or_insert(head.log_id) != head.log_id {
+            if *self.timeline.get_or_insert(head.timeline) != head.timeline {
                 self.report(&source.path, 24, "it belongs to another log", Touched::Unknown);
             }
             if let Some(before) = before {

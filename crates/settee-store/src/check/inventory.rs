@@ -115,7 +115,7 @@ impl Survey<'_> {
             found.pop();
         }
         let heads = || found.iter().rev().filter_map(|(_, _, _, head)| head.as_ref().ok());
-        self.log_id = heads().next().map(|head| head.log_id);
+        self.timeline = heads().next().map(|head| head.timeline);
         let oldest = heads().next().map_or(0, |head| head.oldest);
         // A log writes its first manifest before it rewrites anything.
         let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_listed);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::Env;
-use settee_log::{SegmentName, SegmentSet};
+use settee_log::{SegmentName, SegmentSet, TimelineId};
 use settee_tree::{NodeCache, Tree};
 
 use super::problem::{CheckEvent, CheckSummary, Problem, Touched};
@@ -49,7 +49,7 @@ pub(crate) struct Survey<'a> {
     /// In the order of the log.
     pub(super) sources: Vec<SegmentSource>,
     pub(super) segments: SegmentSet,
-    pub(super) log_id: Option<[u8; 16]>,
+    pub(super) timeline: Option<TimelineId>,
     pub(crate) tree: Option<Tree<IndexAggregates>>,
     pub(super) tree_number: u32,
     pub(super) log_segments: Vec<u32>,
@@ -79,7 +79,7 @@ impl<'a> Survey<'a> {
             manifest: None,
             sources: Vec::new(),
             segments: SegmentSet::default(),
-            log_id: None,
+            timeline: None,
             tree: None,
             tree_number: 0,
             log_segments: Vec::new(),
