@@ -22,6 +22,7 @@ mod summary;
 mod update;
 mod writes;
 
+pub(crate) use counters::stored_revs_limit;
 pub use leaves::{Leaves, Matched};
 pub use out_of_line::OUT_OF_LINE_BYTES_MIN;
 pub use range::Range;

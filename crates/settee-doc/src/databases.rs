@@ -32,6 +32,7 @@ mod slots;
 mod spool;
 mod state;
 mod tasks;
+mod upgrade;
 
 pub use backup::{BackupProgress, BackupSummary};
 pub use limits::StoreLimits;
@@ -43,3 +44,4 @@ pub use runs::FailedDatabase;
 pub use server::Databases;
 pub use spool::{Spool, SpoolError, Spools};
 pub use tasks::CompactionTask;
+pub use upgrade::{UpgradeEvent, UpgradeStep, UpgradeSummary, upgrade};

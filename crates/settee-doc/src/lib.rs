@@ -34,7 +34,7 @@ pub use database::{
 pub use databases::{
     BackupProgress, BackupSummary, CompactionTask, Databases, DatabasesOptions, FailedDatabase,
     NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent, RestoreSummary, Spool, SpoolError, Spools,
-    StoreLimits, check_database_name, restore,
+    StoreLimits, UpgradeEvent, UpgradeStep, UpgradeSummary, check_database_name, restore, upgrade,
 };
 pub use documents::{
     DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, LargeBody, Options,

@@ -15,7 +15,7 @@ use crate::format::{
     RECORD_HEADER_SIZE, RecordRef, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
 use crate::frames::FrameReader;
-use crate::types::{Location, Seq, TimelineId};
+use crate::types::{Location, ReadFormat, Seq, TimelineId};
 
 /// Size of the used part of a header; the rest is zeros.
 const HEADER_USED: usize = 80;
@@ -77,13 +77,17 @@ pub struct SegmentCheck {
 }
 
 /// Reads a segment's header. If it isn't valid, returns `Err(true)` for one that is all zeros (a segment that
-/// was not begun), and `Err(false)` for a damaged one.
+/// was not begun), and `Err(false)` for a damaged one, or one in another
+/// format.
 ///
 /// # Errors
 /// An I/O error.
-pub async fn segment_head(file: &File) -> Result<Result<SegmentHead, bool>, settee_io::Error> {
+pub async fn segment_head(
+    file: &File,
+    format: ReadFormat,
+) -> Result<Result<SegmentHead, bool>, settee_io::Error> {
     let bytes = file.read_at(0, SEGMENT_HEADER_SIZE).await?;
-    Ok(match SegmentHeader::decode(&bytes) {
+    Ok(match SegmentHeader::decode_as(format, &bytes) {
         Ok((header, _)) => Ok(head_of(&header)),
         Err(_) => Err(bytes.iter().all(|byte| *byte == 0)),
     })
@@ -116,6 +120,7 @@ pub async fn check_segment(
     end: Option<u64>,
     timeline: Option<TimelineId>,
     expected_seq: Seq,
+    format: ReadFormat,
     visit: impl FnMut(Location, RecordRef<'_>, bool),
 ) -> Result<SegmentCheck, settee_io::Error> {
     let length = file.length().await?.min(SEGMENT_BYTES_LIMIT.into());
@@ -128,7 +133,7 @@ pub async fn check_segment(
     }
     let (mut epoch, mut seed, mut is_reused) = (None, timeline.map(FrameSeed::of), true);
     let mut next_seq = None;
-    match SegmentHeader::decode(&head) {
+    match SegmentHeader::decode_as(format, &head) {
         Ok((header, checksum)) if header.segment == number => {
             found.head = Some(head_of(&header));
             found.frames_checksum = Some(checksum);
@@ -168,7 +173,7 @@ fn why_no_header(decoded: &Result<(), HeaderError>) -> &'static str {
         Ok(()) => "it is another segment, renamed",
         Err(HeaderError::Invalid) => "its header is damaged",
         Err(HeaderError::Impossible(what)) => what,
-        Err(HeaderError::Version(found)) if *found > FORMAT_VERSION => "its header names a later format",
+        Err(HeaderError::Version(found)) if *found >= FORMAT_VERSION => "its header names a later format",
         Err(HeaderError::Version(_)) => "its header names an older format",
     }
 }

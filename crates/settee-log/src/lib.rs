@@ -69,4 +69,4 @@ pub use segment_set::{
     WantedRecord,
 };
 pub use timeline::{Timeline, Timelines};
-pub use types::{Appended, Location, LogStats, SegmentInfo, Seq, Stage, TimelineId};
+pub use types::{Appended, Location, LogStats, ReadFormat, SegmentInfo, Seq, Stage, TimelineId};

@@ -97,3 +97,13 @@ pub struct SegmentInfo {
     /// Whether it has been sealed, and so has a segment index.
     pub is_sealed: bool,
 }
+
+/// The format of files that are only read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReadFormat {
+    /// The format that this version writes.
+    #[default]
+    Present,
+    /// That of the version before, which an upgrade reads.
+    Previous,
+}

@@ -26,6 +26,7 @@ use crate::options::StoreOptions;
 mod frames;
 mod index;
 mod inventory;
+mod previous;
 mod problem;
 mod rewritten;
 mod row;
@@ -33,6 +34,7 @@ mod salvage;
 mod segment_index;
 mod survey;
 
+pub use inventory::is_previous_format;
 pub use problem::{CheckEvent, CheckSummary, Problem, Touched};
 pub use salvage::Salvaged;
 pub(crate) use survey::Survey;

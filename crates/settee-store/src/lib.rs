@@ -49,7 +49,7 @@ mod faults;
 pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
 pub use batch::{Batch, KEY_SIZE_MAX, VALUE_SIZE_MAX};
 pub use budget::{MemoryBudget, ReadAheadBudget};
-pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
+pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check, is_previous_format};
 pub use checkpoint::Checkpoint;
 pub use compact::Compaction;
 pub use error::{CommitError, ReadError, StoreError};

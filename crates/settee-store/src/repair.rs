@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use settee_io::Env;
-use settee_log::{Flags, Stage};
+use settee_log::{Flags, ReadFormat, Stage};
 use settee_tree::TreeError;
 
 use crate::batch::Batch;
@@ -69,12 +69,40 @@ impl<'a> Salvage<'a> {
         options: &StoreOptions,
         on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     ) -> Result<Salvage<'a>, StoreError> {
+        Salvage::of(Survey::new(env, directory, options, on_event)).await
+    }
+
+    /// As [`Salvage::begin`], for a store in the format of the version before, which nothing else reads.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn begin_previous(
+        env: &Env,
+        directory: &Path,
+        options: &StoreOptions,
+        on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
+    ) -> Result<Salvage<'a>, StoreError> {
         let mut survey = Survey::new(env, directory, options, on_event);
+        survey.format = ReadFormat::Previous;
+        Salvage::of(survey).await
+    }
+
+    async fn of(mut survey: Survey<'a>) -> Result<Salvage<'a>, StoreError> {
         survey.read_manifest().await?;
         survey.find_sources().await?;
         survey.open_tree().await?;
         survey.check_all().await?;
         Ok(Salvage { survey, next: 0 })
+    }
+
+    /// Number of segments, each of which [`Salvage::next`] returns once.
+    pub fn segment_count(&self) -> usize {
+        self.survey.source_count()
+    }
+
+    /// Lets [`Salvage::next`] continue with the segment of this index; 0 is the first.
+    pub fn seek(&mut self, index: usize) {
+        self.next = index;
     }
 
     /// The records of the next segment that count, in the order of their updates; `None` after the last

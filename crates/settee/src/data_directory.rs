@@ -59,13 +59,13 @@ pub(crate) fn missing_directory_text(directory: &Path) -> String {
     format!("there is no data directory {}", directory.display())
 }
 
-/// Files of a data directory that backups don't copy.
-const UNCOPIED_FILES: [&str; 3] = ["lock", "admin", UUID_FILE];
+/// Files of a data directory that belong to its server: an upgrade copies them, a backup doesn't.
+pub(crate) const KEPT_FILES: &[&str] = &["admin", UUID_FILE];
 
 /// Removes other users' permissions on a data directory ([`secret::restrict_directory`]). Returns a warning
 /// for the operator if permissions were changed or could not be.
 pub(crate) fn restrict_access(directory: &Path) -> Option<String> {
-    let own_files = [&UNCOPIED_FILES, settee_http::BACKED_UP_FILES].concat();
+    let own_files = [&["lock"], KEPT_FILES, settee_http::BACKED_UP_FILES].concat();
     let shown = directory.display();
     match secret::restrict_directory(directory, &own_files) {
         Ok(PermissionChanges { is_shared: true, .. }) => Some(format!(

@@ -22,6 +22,7 @@ mod progress;
 mod secret;
 mod serve;
 mod server_uuid;
+mod upgrade;
 mod variables;
 
 use output::print_stderr;
@@ -56,6 +57,8 @@ enum Command {
     Backup(backup::Args),
     /// Create a data directory from a backup
     Restore(backup::RestoreArgs),
+    /// Convert a data directory that the version before wrote
+    Upgrade(upgrade::Args),
     /// Free the disk space of replaced records
     Compact(compact::Args),
     /// Measure Settee against the limits of this machine
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Command::Check(args) => return check::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Restore(args) => backup::run_restore(args),
+        Command::Upgrade(args) => upgrade::run(args),
         Command::Compact(args) => compact::run(args),
         Command::Bench(args) => bench::run(*args),
     };

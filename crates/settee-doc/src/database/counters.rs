@@ -71,6 +71,13 @@ impl Counter {
     }
 }
 
+/// The stored number of revisions kept per leaf's path, of a database that isn't open.
+pub(crate) async fn stored_revs_limit(snapshot: &StoreSnapshot) -> Result<u32> {
+    let entry = snapshot.get(&Counter::RevsLimit.key()).await?;
+    let limit = entry.map_or(Ok(REVS_LIMIT), |entry| decode_number(&entry.meta))?;
+    Ok(u32::try_from(limit).unwrap_or(u32::MAX))
+}
+
 /// A database's settings and counters, as they are persisted.
 pub(crate) struct DatabaseCounters {
     /// Held while a setting is changed, until the change is persisted.

@@ -20,6 +20,7 @@ use super::offline_catalogue::{plain_options, read_catalogue};
 use super::options::DatabasesOptions;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
 use super::salvage;
+use super::upgrade;
 use crate::documents::keys;
 use crate::{Error, ErrorKind, Result};
 
@@ -73,13 +74,18 @@ impl OfflineDatabases {
     /// Opens the directory, and takes its lock if the directory is writable.
     ///
     /// # Errors
-    /// `NotFound` if the directory doesn't exist or holds no databases; `InUse` if a server uses it; or the
+    /// `NotFound` if the directory doesn't exist or holds no databases; `BadRequest` if an earlier version wrote it,
+    /// or an upgrade into it was interrupted; `InUse` if a server uses it; or the
     /// system's error.
     pub async fn open(env: &Env, directory: &Path, options: DatabasesOptions) -> Result<OfflineDatabases> {
         let kind = DirectoryKind::of(env, directory).await?;
         let lock = match kind {
             DirectoryKind::Run { .. } => None,
-            DirectoryKind::Data => lock_if_writable(env, directory).await?,
+            DirectoryKind::Data => {
+                upgrade::refuse_previous(env, directory).await?;
+                upgrade::refuse_unfinished(env, directory).await?;
+                lock_if_writable(env, directory).await?
+            }
             DirectoryKind::Backup => {
                 let reason = format!(
                     "there are no databases in {} itself: it holds the runs of a backup, each of which is a \

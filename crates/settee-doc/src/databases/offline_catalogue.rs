@@ -22,6 +22,13 @@ pub(super) async fn read_catalogue(
 ) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
     let mut report = |_: CheckEvent| {};
     let mut salvage = Salvage::begin(env, place, &plain_options(log), &mut report).await?;
+    read_entries(&mut salvage).await
+}
+
+/// The entries of a catalogue, and the numbers of deleted databases.
+pub(super) async fn read_entries(
+    salvage: &mut Salvage<'_>,
+) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
     let (mut names, mut deleted) = (BTreeMap::new(), BTreeSet::new());
     while let Some(records) = salvage.next().await? {
         for record in records {

@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use settee_io::{Env, directory};
-use settee_store::{Batch, LogOptions, OpenError, Stage, Store, StoreError, copy_file, start_timeline};
+use settee_store::{
+    Batch, LogOptions, OpenError, Stage, Store, StoreError, copy_file, is_previous_format, start_timeline,
+};
 
 use super::catalogue_entry::{CatalogueEntry, tombstone_number};
 use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
@@ -52,12 +54,21 @@ pub struct RestoreSummary {
 /// and replications discard their checkpoints. The server's identity isn't restored.
 ///
 /// # Errors
-/// `BadRequest` if `to` isn't empty, or lies in another data directory or a backup; `NotFound` if there is no
+/// `BadRequest` if `to` isn't empty, or lies in another data directory or a backup, or an earlier version made the
+/// run; `NotFound` if there is no
 /// complete run; `Internal` if the run was modified: then the copied files are removed; or the system's
 /// error: then `to` may hold a part, without a catalogue.
 pub async fn restore(env: &Env, backup: &Path, to: &Path) -> Result<RestoreSummary> {
     let engine = &*env.engine;
     let run = choose(env, backup).await?;
+    if is_previous_format(env, &run.join(CATALOGUE_DIRECTORY)).await? {
+        let run = run.display();
+        let reason = format!(
+            "{run} was made by an earlier version: restore it with that version, and convert what it restored \
+             with `settee upgrade`"
+        );
+        return Err(Error::bad_request(reason));
+    }
     let contents = Contents::read(env, &run).await?;
     let contents = contents.ok_or_else(|| Error::new(ErrorKind::NotFound, runs::incomplete_reason(&run)))?;
     let differences = contents.differences(env, &run).await?;

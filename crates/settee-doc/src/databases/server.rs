@@ -17,6 +17,7 @@ use super::slots::Lookup;
 use super::spool::Spools;
 use super::state::DatabasesInner;
 use super::tasks::{CompactionTask, Tasks};
+use super::upgrade;
 use crate::database::{Database, check_checkpoints};
 use crate::events::Updates;
 use crate::rules::Rules;
@@ -41,7 +42,8 @@ impl Databases {
     /// database is opened on its first request.
     ///
     /// # Errors
-    /// `BadRequest` if the directory is a run of a backup; `InUse` if another process uses the directory,
+    /// `BadRequest` if the directory is a run of a backup, an upgrade into it was interrupted, or an earlier version
+    /// wrote it; `InUse` if another process uses the directory,
     /// which the reason names; `Internal` for damage, or an empty catalogue beside databases; or the system's
     /// error.
     ///
@@ -49,11 +51,13 @@ impl Databases {
     /// If [`LogOptions::check`] refuses the log's limits.
     pub async fn open_with(env: Env, directory: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
         runs::refuse_run(&env, directory).await?;
+        upgrade::refuse_unfinished(&env, directory).await?;
         directory::create(&*env.engine, directory).await?;
         let lock = lock(&env, directory).await?;
         let log = LogOptions { direct: false, ..options.log };
         let resources = StoreResources::new(options.store);
         let of_catalogue = resources.options(log, None);
+        upgrade::refuse_previous(&env, directory).await?;
         let (catalogue, _) = Store::open(&env, &directory.join(CATALOGUE_DIRECTORY), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
         let updates = Updates::new(&env.random_bytes(), !slots.names.is_empty());

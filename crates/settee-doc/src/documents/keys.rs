@@ -37,10 +37,10 @@ pub(crate) const AGGREGATE_BYTES: usize = 2;
 
 /// First byte of documents' keys.
 pub(crate) const DOCUMENT: u8 = b'd';
-const CONFLICT: u8 = b'c';
-const PATH: u8 = b'p';
+pub(crate) const CONFLICT: u8 = b'c';
+pub(crate) const PATH: u8 = b'p';
 const PURGE_MARK: u8 = b'm';
-const CHUNK: u8 = b'a';
+pub(crate) const CHUNK: u8 = b'a';
 /// First byte of upload intents' keys.
 pub(crate) const INTENT: u8 = b'u';
 /// First byte of local documents' keys.
@@ -61,6 +61,9 @@ const FLAG_TAIL_IN_VALUE: u8 = 32;
 /// Set in every leaf's meta: it, its value and its path chunks have the present form. Earlier versions, whose
 /// tails went back to other generations, didn't set it.
 const FLAG_FORM: u8 = 64;
+
+/// Generations between two path chunks, and ids in one, in the version before.
+pub(crate) const PREVIOUS_CHUNK_COUNT: u32 = 16;
 
 /// Bytes of a leaf's meta before its ids, without the size of an out-of-line body.
 const META_HEADER_SIZE: usize = 5;
@@ -256,15 +259,42 @@ pub(crate) struct LeafMeta<'a> {
 }
 
 impl<'a> LeafMeta<'a> {
+    /// Decodes the meta of a leaf in the present form.
+    ///
+    /// # Errors
+    /// `Internal`: it is damaged, or was written by an earlier version.
     pub(crate) fn decode(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
+        let flags = meta.first().copied().unwrap_or_default();
+        if !meta.is_empty() && flags & FLAG_FORM == 0 {
+            return Err(Error::damaged("a leaf was written in the form of an earlier version"));
+        }
+        LeafMeta::decode_fields(meta)
+    }
+
+    /// Decodes the meta of a leaf in the form of the version before, for an upgrade. Its path goes back to the
+    /// last generation before its own that is a multiple of [`PREVIOUS_CHUNK_COUNT`].
+    ///
+    /// # Errors
+    /// `Internal`: it is damaged, or in another form.
+    pub(crate) fn decode_previous(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
+        let flags = meta.first().copied().unwrap_or_default();
+        if flags & !(FLAG_DELETED | FLAG_CONFLICTS | FLAG_ATTACHMENTS | FLAG_OUT_OF_LINE) != 0 {
+            return Err(Error::damaged("a leaf isn't in the form of the version before"));
+        }
+        LeafMeta::decode_fields(meta)
+    }
+
+    /// Whether a leaf's meta has the form of the version before.
+    pub(crate) fn is_previous(meta: &[u8]) -> bool {
+        meta.first().is_some_and(|flags| flags & FLAG_FORM == 0)
+    }
+
+    fn decode_fields(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
         let flags = meta.first().copied().unwrap_or_default();
         let is_out_of_line = flags & FLAG_OUT_OF_LINE != 0;
         let header_size = META_HEADER_SIZE + if is_out_of_line { OUT_OF_LINE_SIZE } else { 0 };
         let ids = meta.get(header_size..).filter(|ids| !ids.is_empty());
         let ids = ids.ok_or_else(|| Error::damaged("a leaf's meta has a wrong size"))?;
-        if flags & FLAG_FORM == 0 {
-            return Err(Error::damaged("a leaf was written in the form of an earlier version"));
-        }
         let generation = u32::from_le_bytes(meta[1..META_HEADER_SIZE].try_into().expect("4 bytes"));
         let has_texts = flags & FLAG_TEXTS != 0;
         let (id, count) = own_id(ids, has_texts)?;

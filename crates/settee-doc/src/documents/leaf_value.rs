@@ -11,7 +11,7 @@
 use bytes::Bytes;
 use settee_store::{BATCH_SIZE_MAX, KEY_SIZE_MAX, META_SIZE_MAX, Value};
 
-use super::keys::leaf_meta_size;
+use super::keys::{LeafState, encode_leaf_meta, leaf_meta_size};
 use super::path::{CHUNK_SIZE_MAX, decode_tail, encode_tail, encoded_tail_size, tail, tail_size};
 use super::revision::RevisionId;
 use crate::attachments::Attachment;
@@ -110,6 +110,23 @@ pub(crate) fn add_tail(tail: &[RevisionId], content: &[u8]) -> Value {
     encode_tail(tail, &mut value);
     value.extend_from_slice(&content[1..]);
     Value::new(value.into())
+}
+
+/// The meta and the value of a leaf with this content, which begins with its encoding byte and has no tail.
+/// `path` begins with the leaf itself and goes back at least as far as its tail, or as far as it is known.
+pub(crate) fn encode_leaf(
+    generation: u32,
+    path: &[RevisionId],
+    state: LeafState,
+    content: &Value,
+) -> (Vec<u8>, Value) {
+    let tail = tail(generation, path);
+    let has_tail_in_value = is_tail_in_value(generation, path, content.bytes().len());
+    let state = LeafState { has_tail_in_value, ..state };
+    match has_tail_in_value {
+        true => (encode_leaf_meta(generation, &path[..1], state), add_tail(tail, content.bytes())),
+        false => (encode_leaf_meta(generation, &path[..1 + tail.len()], state), content.clone()),
+    }
 }
 
 /// Encodes a leaf's content with attachments: the encoding byte, the table's size (4 bytes, little-endian), the

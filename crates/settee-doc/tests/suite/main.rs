@@ -21,3 +21,4 @@ mod revision_ids;
 mod revs_limit;
 mod subscribers;
 mod tails;
+mod upgrade;

@@ -3,7 +3,7 @@
 use super::checksum::{FrameSeed, xxh3_64};
 use super::integers::{u32_at, u64_at};
 use super::sizes::{FORMAT_VERSION, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE};
-use crate::types::TimelineId;
+use crate::types::{ReadFormat, TimelineId};
 
 const SEGMENT_MAGIC: [u8; 8] = *b"SETTEELG";
 /// Size of the part of a header that is not zeros.
@@ -68,6 +68,11 @@ impl SegmentHeader {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<(SegmentHeader, u64), HeaderError> {
+        SegmentHeader::decode_as(ReadFormat::Present, bytes)
+    }
+
+    /// As [`SegmentHeader::decode`], for a format that is only read.
+    pub(crate) fn decode_as(format: ReadFormat, bytes: &[u8]) -> Result<(SegmentHeader, u64), HeaderError> {
         let bytes = bytes.get(..SEGMENT_HEADER_SIZE).ok_or(HeaderError::Invalid)?;
         let checksum = u64_at(bytes, 72);
         // For other versions, only the position of the magic and the version are known.
@@ -79,7 +84,12 @@ impl SegmentHeader {
             return Err(HeaderError::Invalid);
         }
         let version = u32_at(bytes, 8);
-        if version != FORMAT_VERSION {
+        let expected = match format {
+            ReadFormat::Present => FORMAT_VERSION,
+            // It differs in its version alone: a log had one id, and no timelines.
+            ReadFormat::Previous => FORMAT_VERSION - 1,
+        };
+        if version != expected {
             return Err(HeaderError::Version(version));
         }
         let header = SegmentHeader {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use settee_io::{File, OpenMode, OperationKind};
 use settee_log::{
-    Batch, Flags, Log, LogOptions, OpenError, Recovery, SegmentCheck, Seq, Stage, check_segment,
+    Batch, Flags, Log, LogOptions, OpenError, ReadFormat, Recovery, SegmentCheck, Seq, Stage, check_segment,
 };
 use settee_sim::{Fault, Sim, SimDisk};
 
@@ -74,7 +74,11 @@ fn check(disk: &SimDisk, ends: &[u64]) -> Vec<SegmentCheck> {
         for (index, path) in files(disk).into_keys().enumerate() {
             let file = File::open(&env.engine, &path, OpenMode::Read).await.unwrap();
             let (number, end) = (index as u32 + 1, ends.get(index).copied());
-            found.push(check_segment(&file, number, end, None, Seq(0), |_, _, _| {}).await.unwrap());
+            found.push(
+                check_segment(&file, number, end, None, Seq(0), ReadFormat::Present, |_, _, _| {})
+                    .await
+                    .unwrap(),
+            );
         }
         found
     })

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use settee_io::{Engine, Env, File, OpenMode, Operation, Outcome, Request};
-use settee_log::{Batch, Flags, Log, LogOptions, Seq, Stage, TimelineId, check_segment, scan_segment};
+use settee_log::{
+    Batch, Flags, Log, LogOptions, ReadFormat, Seq, Stage, TimelineId, check_segment, scan_segment,
+};
 use settee_sim::{Sim, SimDisk};
 
 const DIRECTORY: &str = "/data/log";
@@ -100,7 +102,9 @@ fn read_all(disk: &SimDisk) -> usize {
         for number in 1..=SEGMENT_COUNT as u32 {
             if let Ok(file) = File::open(&env.engine, Path::new(&path(number)), OpenMode::Read).await {
                 for timeline in [None, Some(TimelineId([1; 16]))] {
-                    check_segment(&file, number, None, timeline, Seq(0), |_, _, _| {}).await.unwrap();
+                    check_segment(&file, number, None, timeline, Seq(0), ReadFormat::Present, |_, _, _| {})
+                        .await
+                        .unwrap();
                 }
             }
         }

@@ -35,7 +35,7 @@ impl Survey<'_> {
         // A segment whose header is damaged is of the timeline that the manifest says, or probably of the last one.
         let listed = self.timelines.iter().nth(source.name.timeline as usize).filter(|_| source.is_listed);
         let timeline = listed.copied().or(self.timelines.current()).map(|timeline| timeline.id);
-        let checked = check_segment(file, number, source.end, timeline, known, visit).await?;
+        let checked = check_segment(file, number, source.end, timeline, known, self.format, visit).await?;
         let segment_index =
             self.open_segment_index(source, file, out.is_none(), checked.unused_start).await?;
         let mut missed = Missed::new(&checked.damage);

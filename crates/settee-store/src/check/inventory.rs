@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::{Damage, Env, File, OpenMode, directory};
-use settee_log::{MANIFEST_FILE, Segment, SegmentHead, SegmentIndex, SegmentName, Timelines, segment_head};
+use settee_log::{
+    MANIFEST_FILE, ReadFormat, Segment, SegmentHead, SegmentIndex, SegmentName, Timelines, segment_head,
+};
 use settee_tree::{Tree, TreeError};
 
+use super::previous;
 use super::problem::{CheckEvent, Problem, Touched};
 use super::survey::{SegmentSource, Survey};
 use crate::error::StoreError;
@@ -23,7 +26,11 @@ impl Survey<'_> {
     /// Reads the manifest. If it is damaged, the file names are used instead.
     pub(crate) async fn read_manifest(&mut self) -> Result<(), StoreError> {
         let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
-        match StoreManifest::read(&env, &directory).await {
+        let read = match self.format {
+            ReadFormat::Present => StoreManifest::read(&env, &directory).await,
+            ReadFormat::Previous => previous::read_manifest(&env, &directory).await,
+        };
+        match read {
             Ok(manifest) => self.manifest = manifest,
             Err(StoreError::Damaged(Damage { path, offset, what })) => {
                 let what = format!("{what}: the store can't be opened; its files are found by their names");
@@ -105,7 +112,7 @@ impl Survey<'_> {
         for number in numbers {
             let path = self.context.directory.join(format!("{number:010}.log"));
             let file = File::open(&self.context.env.engine, &path, OpenMode::Read).await?;
-            let head = segment_head(&file).await?;
+            let head = segment_head(&file, self.format).await?;
             found.push((number, file.length().await?, path, head));
         }
         // A preallocated segment without records. One with more than zeros after its header was begun.
@@ -120,7 +127,8 @@ impl Survey<'_> {
             if self.timelines.count() > 1 {
                 (self.on_event)(CheckEvent::Timelines(self.timelines.clone()));
             }
-        } else if let Some(head) = heads().next_back() {
+        }
+        if let Some(head) = heads().next_back().filter(|_| self.timelines.count() == 0) {
             self.timelines = Timelines::first(head.timeline);
         }
         let oldest = heads().next().map_or(0, |head| head.oldest);
@@ -228,6 +236,22 @@ impl Survey<'_> {
 
 fn covers(source: &SegmentSource, number: u32) -> bool {
     (source.name.first..=source.name.last).contains(&number)
+}
+
+/// Whether a store's log is in the format of the version before, as far as the headers of its segments show.
+///
+/// # Errors
+/// An I/O error.
+pub async fn is_previous_format(env: &Env, directory: &Path) -> Result<bool, StoreError> {
+    for entry in directory::list(&*env.engine, directory).await? {
+        if log_number(&entry.name).is_some() {
+            let file = File::open(&env.engine, &directory.join(entry.name), OpenMode::Read).await?;
+            if segment_head(&file, ReadFormat::Previous).await?.is_ok() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn log_number(name: &str) -> Option<u32> {

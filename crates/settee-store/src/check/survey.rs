@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::Env;
-use settee_log::{SegmentName, SegmentSet, Timelines};
+use settee_log::{ReadFormat, SegmentName, SegmentSet, Timelines};
 use settee_tree::{NodeCache, Tree};
 
 use super::problem::{CheckEvent, CheckSummary, Problem, Touched};
@@ -43,6 +43,7 @@ pub(super) struct LogEnd {
 /// A check in progress.
 pub(crate) struct Survey<'a> {
     pub(crate) context: StoreContext,
+    pub(crate) format: ReadFormat,
     pub(super) on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     pub(crate) summary: CheckSummary,
     pub(crate) manifest: Option<StoreManifest>,
@@ -75,6 +76,7 @@ impl<'a> Survey<'a> {
         let cache = Arc::new(NodeCache::new(CACHE_BYTES));
         Survey {
             context: StoreContext::new(env, directory, options, cache, None),
+            format: ReadFormat::Present,
             on_event,
             summary: CheckSummary::default(),
             manifest: None,

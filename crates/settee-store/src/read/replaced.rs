@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use settee_io::File;
 use settee_log::{
-    Flags, RecordRef, Segment, SegmentIndex, SegmentIndexError, Seq, scan_segment, scan_whole_frames,
+    Flags, ReadFormat, RecordRef, Segment, SegmentIndex, SegmentIndexError, Seq, scan_segment,
+    scan_whole_frames,
 };
 
 use super::snapshot::Snapshot;
@@ -195,7 +196,7 @@ impl ReplacedRecords {
         file: &Arc<File>,
         length: u64,
     ) -> Result<Option<Source>, ReadError> {
-        let Ok(head) = settee_log::segment_head(file).await? else { return Ok(None) };
+        let Ok(head) = settee_log::segment_head(file, ReadFormat::Present).await? else { return Ok(None) };
         let open = async || match SegmentIndex::open(file.clone(), number, head.epoch).await {
             Ok(index) => Ok(Some(Source::Index(Box::new(index)))),
             Err(SegmentIndexError::Io(error)) => Err(error),

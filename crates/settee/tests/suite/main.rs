@@ -12,3 +12,4 @@ mod output;
 mod private;
 mod start;
 mod support;
+mod upgrade;

@@ -13,7 +13,7 @@ use crate::attachments::{Attachment, UnreferencedUpload, UploadGuard, remove_unu
 use crate::database::counters::Counter;
 use crate::documents::design::DESIGN_PREFIX;
 use crate::documents::keys::{LeafState, conflict_key, document_key, encode_leaf_meta, path_key};
-use crate::documents::leaf_value::{add_tail, is_tail_in_value};
+use crate::documents::leaf_value::encode_leaf;
 use crate::documents::path::{LONG_CHUNK_COUNT, PATH_CHUNK_COUNT, decode_chunk_count, encode_chunk, tail};
 use crate::documents::rev_tree::{LeafBody, TreeLeaf, needs_chunk, unused_chunks};
 use crate::documents::{Revision, RevisionId};
@@ -99,20 +99,17 @@ pub(super) async fn rewrite(
 
 /// A leaf's meta and value. The value of a stored leaf, which has its tail, is read.
 async fn encode(latest: &StoreSnapshot, leaf: &TreeLeaf, has_conflicts: bool) -> Result<(Vec<u8>, Value)> {
-    let generation = leaf.revision.generation;
-    let (value, has_tail_in_value) = match &leaf.body {
-        LeafBody::New(content, _) => match is_tail_in_value(generation, &leaf.path, content.bytes().len()) {
-            true => (add_tail(tail(generation, &leaf.path), content.bytes()), true),
-            false => (content.clone(), false),
-        },
-        LeafBody::Stored(location) => {
-            (Value::new(latest.read(*location).await?.value()), leaf.has_tail_in_value)
-        }
-    };
-    let TreeLeaf { deleted, has_attachments, out_of_line_bytes, .. } = *leaf;
+    let TreeLeaf { deleted, has_attachments, has_tail_in_value, out_of_line_bytes, .. } = *leaf;
     let state = LeafState { deleted, has_conflicts, has_attachments, has_tail_in_value, out_of_line_bytes };
-    let in_meta = if has_tail_in_value { 0 } else { tail(generation, &leaf.path).len() };
-    Ok((encode_leaf_meta(generation, &leaf.path[..1 + in_meta], state), value))
+    let generation = leaf.revision.generation;
+    match &leaf.body {
+        LeafBody::New(content, _) => Ok(encode_leaf(generation, &leaf.path, state, content)),
+        LeafBody::Stored(location) => {
+            let in_meta = if has_tail_in_value { 0 } else { tail(generation, &leaf.path).len() };
+            let meta = encode_leaf_meta(generation, &leaf.path[..1 + in_meta], state);
+            Ok((meta, Value::new(latest.read(*location).await?.value())))
+        }
+    }
 }
 
 fn revisions(leaves: &[TreeLeaf]) -> HashSet<&Revision> {

@@ -1,0 +1,254 @@
+//! Converting one database: copies its records to a new store, in the order of their updates, and gives its
+//! leaves and their paths the present form.
+//!
+//! A leaf of a generation up to [`PREVIOUS_CHUNK_COUNT`] has its whole path in its meta, and gets the present form
+//! when it is copied. Longer paths continue in path chunks, which later records may have replaced: their leaves
+//! are copied as they are, and encoded anew once all records are there, in the order of their updates. What is
+//! needed until then is under keys of its own ([`SCRATCH`]), which are removed in the end.
+//!
+//! The new store remembers how many segments were copied. Its log keeps a prefix of what was accepted, so an
+//! interrupted conversion continues behind them; copying a part of a segment again changes nothing.
+//!
+//! Invariants:
+//! 1. The old store is only read.
+//! 2. Each key ends with its newest version: records are copied in the order of the log.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use settee_store::{Batch, Flags, Salvage, Salvaged, Snapshot as StoreSnapshot, Stage, Store, Value};
+
+use crate::database::stored_revs_limit;
+use crate::documents::keys::{
+    CHUNK, CONFLICT, COUNTER, DOCUMENT, INTENT, LOCAL, LeafMeta, PATH, PREVIOUS_CHUNK_COUNT, PURGE,
+    conflict_prefix, decode_number, document_key, encode_number, path_key, path_prefix,
+};
+use crate::documents::leaf_value::encode_leaf;
+use crate::documents::path::{decode_chunk, encode_chunk};
+use crate::documents::rev_tree::{TreeLeaf, needs_chunk};
+use crate::documents::{Revision, RevisionId};
+use crate::{Error, Result};
+
+/// Approximate number of bytes per commit.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// First byte of the keys that only a conversion uses; no other record has it.
+const SCRATCH: u8 = b'o';
+/// The key of the number of segments that were copied.
+const SCRATCH_COPIED: [u8; 2] = [SCRATCH, b'c'];
+/// Prefix of the keys of previous path chunks, before the rest of their previous keys.
+const SCRATCH_PATH: [u8; 2] = [SCRATCH, b'p'];
+/// Prefix of the keys of documents whose paths have to be encoded anew, before their previous `Seq`s.
+const SCRATCH_DOCUMENT: [u8; 2] = [SCRATCH, b'd'];
+
+/// The store that a database is converted to, and the next batch for it.
+pub(super) struct Conversion<'a> {
+    store: &'a Store,
+    batch: Batch,
+}
+
+impl<'a> Conversion<'a> {
+    pub(super) fn new(store: &'a Store) -> Conversion<'a> {
+        Conversion { store, batch: Batch::new() }
+    }
+
+    /// Copies the records that weren't copied yet. Calls `report` with the number of segments done, after each.
+    ///
+    /// # Errors
+    /// The stores' errors; `Internal` for a record that the version before didn't write. Then a part was copied.
+    pub(super) async fn copy(
+        &mut self,
+        previous: &mut Salvage<'_>,
+        mut report: impl FnMut(usize),
+    ) -> Result<()> {
+        let copied = match self.store.snapshot().get(&SCRATCH_COPIED).await? {
+            Some(entry) => decode_number(&entry.meta)? as usize,
+            None => 0,
+        };
+        previous.seek(copied);
+        for count in copied + 1..=previous.segment_count() {
+            let Some(records) = previous.next().await? else { break };
+            for record in records {
+                self.copy_record(record).await?;
+            }
+            self.batch.put(&SCRATCH_COPIED, &encode_number(count as u64), Bytes::new(), false);
+            self.commit().await?;
+            report(count);
+        }
+        Ok(())
+    }
+
+    async fn copy_record(&mut self, record: Salvaged) -> Result<()> {
+        let Salvaged { seq, flags, key, meta, value } = record;
+        self.limit_batch(key.len() + meta.len() + value.len()).await?;
+        let key = match key.first() {
+            Some(&PATH) => [&SCRATCH_PATH, &key[1..]].concat(),
+            _ => key,
+        };
+        if flags.has(Flags::TOMBSTONE) {
+            self.batch.delete(&key);
+            return Ok(());
+        }
+        let kind = key.first().filter(|_| !flags.has(Flags::OPERAND));
+        let in_seq_index = flags.has(Flags::IN_SEQ_INDEX);
+        match kind {
+            Some(&DOCUMENT | &CONFLICT) => self.copy_leaf(seq, &key, &meta, value, in_seq_index),
+            Some(&SCRATCH | &CHUNK | &INTENT | &LOCAL | &COUNTER | &PURGE) => {
+                self.batch.put(&key, &meta, value, in_seq_index);
+                Ok(())
+            }
+            _ => Err(Error::damaged("a record is of no kind that the version before had")),
+        }
+    }
+
+    fn copy_leaf(
+        &mut self,
+        seq: u64,
+        key: &[u8],
+        meta: &[u8],
+        value: Bytes,
+        in_seq_index: bool,
+    ) -> Result<()> {
+        let leaf = LeafMeta::decode_previous(meta)?;
+        let generation = leaf.revision.generation;
+        if generation <= PREVIOUS_CHUNK_COUNT {
+            let (meta, value) = encode_leaf(generation, &leaf.path(), leaf.state, &Value::new(value));
+            self.batch.put_value(key, &meta, value, in_seq_index);
+            return Ok(());
+        }
+        self.batch.put(key, meta, value, in_seq_index);
+        let document = [&SCRATCH_DOCUMENT, &seq.to_be_bytes()[..]].concat();
+        self.batch.put(&document, &[], Bytes::copy_from_slice(id_of_leaf(key)?), false);
+        Ok(())
+    }
+
+    /// Gives the leaves that were copied as they are the present form, with their paths.
+    ///
+    /// # Errors
+    /// The store's error; `Internal` for a malformed leaf or path chunk. Then a part has the present form.
+    pub(super) async fn convert_paths(&mut self) -> Result<()> {
+        self.store.flush().await?;
+        let snapshot = self.store.snapshot();
+        let revs_limit = stored_revs_limit(&snapshot).await?;
+        let end = [SCRATCH_DOCUMENT[0], SCRATCH_DOCUMENT[1] + 1];
+        let mut scan = snapshot.scan(Bound::Included(&SCRATCH_DOCUMENT), Bound::Excluded(&end), false);
+        while let Some(entry) = scan.next().await? {
+            let (key, location) = (entry.key.to_vec(), entry.location);
+            let id = snapshot.read(location).await?.value();
+            let id = std::str::from_utf8(&id).map_err(|_| Error::damaged("an id is not UTF-8"))?;
+            self.convert_document(&snapshot, id, revs_limit).await?;
+            self.batch.delete(&key);
+        }
+        self.commit().await
+    }
+
+    async fn convert_document(&mut self, snapshot: &StoreSnapshot, id: &str, revs_limit: u32) -> Result<()> {
+        let mut chunks: BTreeMap<Revision, Vec<RevisionId>> = BTreeMap::new();
+        for key in leaf_keys(snapshot, id).await? {
+            let Some(entry) = snapshot.get(&key).await? else { continue };
+            if !LeafMeta::is_previous(&entry.meta) {
+                continue;
+            }
+            let leaf = LeafMeta::decode_previous(&entry.meta)?;
+            let path = previous_path(snapshot, id, &leaf).await?;
+            let content = Value::new(snapshot.read(entry.location).await?.value());
+            self.limit_batch(content.bytes().len()).await?;
+            let (meta, value) = encode_leaf(leaf.revision.generation, &path, leaf.state, &content);
+            self.batch.put_value(&key, &meta, value, entry.in_seq_index);
+            let leaf = TreeLeaf::new(leaf.revision, path, leaf.state, content, Vec::new());
+            for (revision, ancestors) in leaf.chunks() {
+                if !needs_chunk(leaf.revision.generation, revision.generation, revs_limit) {
+                    break;
+                }
+                let ancestors = &ancestors[..ancestors.len().min(revs_limit as usize - 1)];
+                let known = chunks.entry(revision).or_default();
+                if known.len() < ancestors.len() {
+                    *known = ancestors.to_vec();
+                }
+            }
+        }
+        for (revision, ancestors) in &chunks {
+            let (meta, value) = encode_chunk(ancestors);
+            self.limit_batch(value.len()).await?;
+            self.batch.put(&path_key(id, revision), &meta, value.into(), false);
+        }
+        Ok(())
+    }
+
+    /// Removes what was needed only for the conversion.
+    ///
+    /// # Errors
+    /// The store's error; then a part is still there.
+    pub(super) async fn remove_scratch(&mut self) -> Result<()> {
+        self.store.flush().await?;
+        let snapshot = self.store.snapshot();
+        let mut scan = snapshot.scan(Bound::Included(&[SCRATCH]), Bound::Excluded(&[SCRATCH + 1]), false);
+        while let Some(entry) = scan.next().await? {
+            let key = entry.key.to_vec();
+            self.limit_batch(key.len()).await?;
+            self.batch.delete(&key);
+        }
+        self.commit().await?;
+        Ok(self.store.flush().await?)
+    }
+
+    /// Commits the batch if as many bytes would make it too large.
+    async fn limit_batch(&mut self, bytes: usize) -> Result<()> {
+        if self.batch.size() + bytes > BATCH_BYTES { self.commit().await } else { Ok(()) }
+    }
+
+    async fn commit(&mut self) -> Result<()> {
+        if !self.batch.is_empty() {
+            let batch = std::mem::take(&mut self.batch);
+            self.store.writer().await.commit(&batch, Stage::Accepted).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The document's id in the key of a leaf.
+pub(super) fn id_of_leaf(key: &[u8]) -> Result<&[u8]> {
+    let id = match key.split_first() {
+        Some((&DOCUMENT, id)) => Some(id),
+        Some((&CONFLICT, rest)) => id_with_size(rest),
+        _ => None,
+    };
+    id.ok_or_else(|| Error::damaged("the key of a leaf is malformed"))
+}
+
+/// The id at the start of a key's rest, after its size.
+pub(super) fn id_with_size(rest: &[u8]) -> Option<&[u8]> {
+    let (size, rest) = rest.split_first_chunk::<2>()?;
+    rest.get(..u16::from_be_bytes(*size).into())
+}
+
+/// The keys of a document's leaves.
+pub(super) async fn leaf_keys(snapshot: &StoreSnapshot, id: &str) -> Result<Vec<Vec<u8>>> {
+    let mut keys = vec![document_key(id)];
+    let prefix = conflict_prefix(id);
+    let mut scan = snapshot.scan(Bound::Included(&prefix), Bound::Unbounded, false);
+    while let Some(entry) = scan.next().await?.filter(|entry| entry.key.starts_with(&prefix)) {
+        keys.push(entry.key.to_vec());
+    }
+    Ok(keys)
+}
+
+/// The path of a leaf in the form of the version before, from the leaf itself as far as it is known.
+async fn previous_path(snapshot: &StoreSnapshot, id: &str, leaf: &LeafMeta<'_>) -> Result<Vec<RevisionId>> {
+    let mut path = leaf.path();
+    let prefix = path_prefix(id);
+    loop {
+        let back = path.len() as u32 - 1;
+        let oldest = path.last().expect("a path has its leaf");
+        let revision = Revision { generation: leaf.revision.generation - back, id: oldest.clone() };
+        let key = [&SCRATCH_PATH, &path_key(id, &revision)[1..]].concat();
+        debug_assert!(key[2..].starts_with(&prefix[1..]));
+        let Some(chunk) = snapshot.get(&key).await? else { return Ok(path) };
+        let ancestors = decode_chunk(&chunk.meta, &snapshot.read(chunk.location).await?.value())?;
+        if ancestors.len() >= revision.generation as usize {
+            return Err(Error::damaged("a chunk of a revision path goes back before the first revision"));
+        }
+        path.extend(ancestors);
+    }
+}
