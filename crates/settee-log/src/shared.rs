@@ -76,15 +76,14 @@ pub(crate) struct DiskReservation {
 }
 
 impl Shared {
-    /// The shared part of a log in the state `state`, with the files `set`.
+    /// The shared part of a log in the state `state`, with the files `set`, of `timelines`.
     pub(crate) fn new(
         env: &Env,
         directory: &Path,
         locked: LogLock,
         options: LogOptions,
         chunks: Option<Arc<ChunkCache>>,
-        set: SegmentSet,
-        timelines: Timelines,
+        (set, timelines): (SegmentSet, Timelines),
         state: LogState,
     ) -> Arc<Shared> {
         let directory_syncs = locked.directory_syncs().clone();

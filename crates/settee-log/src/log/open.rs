@@ -146,7 +146,7 @@ impl Log {
         };
         let (pool, oldest) = (env.buffers.clone(), set.listed_to() + 1);
         let state = LogState::new(options, pool, end, continuation, open, found.segments, oldest);
-        let shared = Shared::new(env, directory, locked, options, chunks, set, timelines, state);
+        let shared = Shared::new(env, directory, locked, options, chunks, (set, timelines), state);
         Ok((Log { shared }, found.summary))
     }
 }

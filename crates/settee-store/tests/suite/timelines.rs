@@ -159,14 +159,14 @@ fn a_listed_files_checksum_is_that_of_its_bytes_and_check_finds_any_difference()
                     changed.segments[index].digest.checksum.0[seed as usize % 32] ^= wrong[0];
                     changed.segments[index].digest.length += u64::from(wrong[1]);
                     changed.write(&env, Path::new(STORE)).await.unwrap();
-                    assert_eq!(check(&env, STORE).await.0, [path.clone()], "seed={seed}");
+                    assert_eq!(check(&env, STORE).await.0, std::slice::from_ref(&path), "seed={seed}");
                 }
                 sound.write(&env, Path::new(STORE)).await.unwrap();
                 // Bytes that nothing reads.
                 let frames_end = name.bytes as usize;
                 if name.generation == 0 && frames_end < frames_end.next_multiple_of(4096) {
                     disk.damage_file(&path, |bytes| bytes[frames_end] ^= 1);
-                    assert_eq!(check(&env, STORE).await.0, [path.clone()], "seed={seed}");
+                    assert_eq!(check(&env, STORE).await.0, std::slice::from_ref(&path), "seed={seed}");
                     disk.damage_file(&path, |bytes| bytes[frames_end] ^= 1);
                 }
             }
