@@ -19,7 +19,9 @@
 //!    frames name another segment, so they are never accepted as the new one's.
 //! 4. A segment is listed only when it is sealed: the next one's header and everything before it are
 //!    persisted, and the log no longer writes to it.
-//! 5. A segment counts as sealed only when its segment index is on the medium, also if an earlier process
+//! 5. A sealed segment's file never changes again: its length and checksum are known from then on, and the
+//!    manifest has them. After an opening they are read again when the segment is listed.
+//! 6. A segment counts as sealed only when its segment index is on the medium, also if an earlier process
 //!    wrote it.
 //!
 //! Limits: each environment seals few segments at a time ([`settee_io::Env::background`]); sealing one takes

@@ -71,8 +71,11 @@ impl Shared {
         edit: Edit<'_>,
         keep_trying: impl Fn(&settee_io::Error) -> bool,
     ) -> Result<bool, EditError> {
-        let mut manifest = self.manifest.lock().await;
         let Edit { list_to, removed, added, user } = edit;
+        if let Some(seq) = list_to {
+            self.find_digests(seq).await?;
+        }
+        let mut manifest = self.manifest.lock().await;
         let set = self.read_view.load().set.clone();
         let (listed, listed_to) = match list_to {
             Some(seq) => self.sealed_segments(&set, seq),
@@ -103,8 +106,22 @@ impl Shared {
         Ok(removed)
     }
 
-    /// The sealed segments after the listed ones that have no record after `seq`, and the last of their
-    /// numbers.
+    /// Reads the sealed segments whose digests aren't known: an earlier process sealed them. They are those that
+    /// [`Shared::sealed_segments`] lists next; the list isn't locked meanwhile.
+    async fn find_digests(&self, seq: Seq) -> Result<(), EditError> {
+        self.check_editable()?;
+        let set = self.read_view.load().set.clone();
+        let infos = self.lock().segment_infos();
+        for info in infos.iter().take_while(|info| info.is_sealed && info.last_seq <= seq) {
+            if let Some(segment) = set.get(info.number).filter(|segment| segment.name.generation == 0) {
+                segment.find_digest().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sealed segments after the listed ones that have no record after `seq` and whose digests are known,
+    /// and the last of their numbers.
     fn sealed_segments(&self, set: &SegmentSet, seq: Seq) -> (Vec<Arc<Segment>>, u32) {
         let (mut listed, mut listed_to) = (Vec::new(), set.listed_to());
         for info in self.lock().segment_infos() {
@@ -112,7 +129,8 @@ impl Shared {
                 break;
             }
             let Some(segment) = set.get(info.number) else { break };
-            let segment = segment.closed(info.frame_bytes).with_chunks(self.chunks.as_ref());
+            let Some(digest) = segment.known_digest() else { break };
+            let segment = segment.sealed(info.frame_bytes, digest).with_chunks(self.chunks.as_ref());
             listed_to = info.number;
             listed.push(Arc::new(segment));
         }
@@ -134,17 +152,18 @@ impl Shared {
             delta.apply(&mut next);
             next.names()
         };
-        if let Some(what) = SegmentSet::violated_invariant(&names, delta.listed_to) {
-            panic!("the next manifest is invalid: {what}");
-        }
         assert!(delta.listed_to >= set.listed_to(), "a listed segment becomes an unlisted one");
         let next = Manifest {
             number: manifest.number + 1,
             next_file: self.file_numbers.peek(),
             listed_to: delta.listed_to,
+            timelines: self.timelines.clone(),
             segments: names,
             user,
         };
+        if let Some(what) = next.violated_invariant() {
+            panic!("the next manifest is invalid: {what}");
+        }
         let prepared = match next.prepare(&self.env, &self.directory).await {
             // The preallocated segment's space is enough for a manifest.
             Err(EditError::Io(error)) if is_no_space(&error) && self.free_preallocated().await => {

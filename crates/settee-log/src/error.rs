@@ -129,7 +129,7 @@ pub enum OpenError {
     /// The file was written by another version.
     #[error("{} has format {found}; this version reads {known}", path.display())]
     OtherFormat {
-        /// The segment's file.
+        /// The file: a segment, or the manifest.
         path: PathBuf,
         /// The format version of the file.
         found: u32,
@@ -173,6 +173,18 @@ pub enum EditError {
     /// The set is unchanged, and so are the files.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
+}
+
+/// Why no new timeline was started.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StartTimelineError {
+    /// The log can't be opened. Nothing was changed.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+
+    /// The manifest was not replaced, or it is unknown whether it was.
+    #[error(transparent)]
+    Edit(#[from] EditError),
 }
 
 /// Why a reservation failed.

@@ -16,6 +16,7 @@
 use bytes::Bytes;
 use settee_io::File;
 
+use crate::file_digest::FileHasher;
 use crate::format::{
     BATCH_SIZE_MAX, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, Frame, FrameHeader, FrameSeed, SEGMENT_BYTES_LIMIT,
     SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
@@ -55,6 +56,8 @@ pub(crate) struct FrameReader<'a> {
     seed: Option<FrameSeed>,
     /// Offset at which reading ends; no frame reaches beyond it.
     pub end: u64,
+    /// Takes the bytes of the file up to the end of the window, if the caller wants their checksum.
+    pub hasher: Option<Box<FileHasher>>,
     window: Bytes,
     window_start: u64,
 }
@@ -70,7 +73,7 @@ impl<'a> FrameReader<'a> {
         end: u64,
     ) -> FrameReader<'a> {
         let end = end.min(SEGMENT_BYTES_LIMIT.into());
-        FrameReader { file, segment, epoch, seed, end, window: Bytes::new(), window_start: 0 }
+        FrameReader { file, segment, epoch, seed, end, hasher: None, window: Bytes::new(), window_start: 0 }
     }
 
     /// Returns bytes from `start` on: at least `wanted` of them, or all before [`FrameReader::end`] if these
@@ -91,6 +94,10 @@ impl<'a> FrameReader<'a> {
             settee_io::yield_now().await;
             self.window = self.file.read_exact_at(start, size.min(remaining) as usize).await?;
             self.window_start = start;
+            if let Some(hasher) = &mut self.hasher {
+                hasher.read_to(self.file, start).await?;
+                hasher.update(start, &self.window);
+            }
         }
         Ok(self.window.slice((start - self.window_start) as usize..))
     }

@@ -19,6 +19,7 @@ mod closed;
 mod edit;
 mod error;
 mod failpoints;
+mod file_digest;
 mod format;
 mod frames;
 mod log;
@@ -34,6 +35,7 @@ mod segment_set;
 mod shared;
 mod state;
 mod submit_loop;
+mod timeline;
 mod types;
 mod watermark;
 
@@ -44,14 +46,16 @@ mod freed_buffer;
 pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use closed::{scan_segment, scan_whole_frames};
 pub use edit::{Edit, UserLines};
-pub use error::{AppendError, EditError, InvalidLimit, OpenError, ReadError, Stopped};
+pub use error::{AppendError, EditError, InvalidLimit, OpenError, ReadError, StartTimelineError, Stopped};
 #[cfg(feature = "failpoints")]
 pub use failpoints::Failpoint;
+pub use file_digest::{FileChecksum, FileDigest, FileHasher};
 pub use format::{
     BATCH_SIZE_MAX, Batch, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef, SEGMENT_BYTES_LIMIT, Value,
 };
 pub use log::Log;
 pub use log::read::read_record;
+pub use log::timelines::start_timeline;
 pub use manifest::{FileNumbers, MANIFEST_FILE, Manifest};
 pub use options::LogOptions;
 pub use read_policy::read_policy;
@@ -64,4 +68,5 @@ pub use segment_set::{
     CHUNK_BYTES, ChunkCache, Segment, SegmentContents, SegmentName, SegmentSet, SparseBlockIndex, StoredFile,
     WantedRecord,
 };
+pub use timeline::{Timeline, Timelines};
 pub use types::{Appended, Location, LogStats, ReadFormat, SegmentInfo, Seq, Stage, TimelineId};

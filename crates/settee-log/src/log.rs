@@ -28,6 +28,7 @@ mod many;
 mod open;
 pub(crate) mod read;
 mod segments;
+pub(crate) mod timelines;
 
 /// A segmented append-only log in a directory of its own. It can be used from many tasks at once.
 ///

@@ -1,7 +1,7 @@
 //! The manifest: the atomically replaced list of a log's files.
 //!
-//! It names the segments that are never appended to again, says up to which number it does so, and carries a
-//! section of the log's user, which the log doesn't interpret. Later segments aren't in it: recovery finds
+//! It names the segments that are never appended to again, each with its length and checksum, says up to which
+//! number it does so, names the log's timelines, and carries a section of the log's user, which the log doesn't interpret. Later segments aren't in it: recovery finds
 //! them by listing the directory. A directory without a manifest has only such segments. The manifest is
 //! text, so that it can be read when all else is lost; its last line is a checksum of the others. Bytes:
 //! `docs/format.md`.
@@ -21,13 +21,19 @@ use settee_io::directory::{self, DirectorySyncs};
 use settee_io::{Damage, Entry, Env, File, OpenMode};
 
 use crate::error::{EditError, OpenError, is_no_space};
+use crate::file_digest::{FileChecksum, FileDigest};
 use crate::segment_set::{SegmentName, SegmentSet};
+use crate::timeline::{Timeline, Timelines};
+use crate::types::{Seq, TimelineId};
 
 /// File names in the log's directory: the manifest, and the next one while it is written.
 pub const MANIFEST_FILE: &str = "manifest";
 const NEXT_FILE: &str = "manifest.next";
 
-const MAGIC: &str = "settee manifest 2";
+/// What the first line begins with, before the version.
+const MAGIC: &str = "settee manifest ";
+/// Version of the manifest that this code writes.
+const MANIFEST_VERSION: u32 = 3;
 
 /// Disk space kept for the next manifest beyond the size of the present one: for as many bytes, one edit may add
 /// lines.
@@ -45,6 +51,8 @@ pub struct Manifest {
     pub next_file: u32,
     /// Segments up to this number are in `segments`, or were removed.
     pub listed_to: u32,
+    /// The timelines to which the log's segments belong.
+    pub timelines: Timelines,
     /// In ascending order, without overlap.
     pub segments: Vec<SegmentName>,
     /// Lines of the log's user, without empty ones.
@@ -53,14 +61,26 @@ pub struct Manifest {
 
 impl Manifest {
     pub(crate) fn encode(&self) -> String {
-        let mut text = format!("{MAGIC}\n");
+        let mut text = format!("{MAGIC}{MANIFEST_VERSION}\n");
         let mut line =
             |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string can't fail");
         line(format_args!("number {}", self.number));
         line(format_args!("next-file {}", self.next_file));
         line(format_args!("listed-to {}", self.listed_to));
-        for SegmentName { first, last, generation, epoch, bytes, clean_to } in &self.segments {
-            line(format_args!("segment {first} {last} {generation} {epoch} {bytes} {clean_to}"));
+        let mut parent: Option<TimelineId> = None;
+        for Timeline { id, after } in self.timelines.iter() {
+            match parent.replace(*id) {
+                None => line(format_args!("timeline {id}")),
+                Some(parent) => line(format_args!("timeline {id} {parent} {}", after.0)),
+            }
+        }
+        for SegmentName { first, last, generation, epoch, bytes, clean_to, timeline, digest } in
+            &self.segments
+        {
+            let FileDigest { length, checksum } = digest;
+            line(format_args!(
+                "segment {first} {last} {generation} {epoch} {bytes} {clean_to} {timeline} {length} {checksum}"
+            ));
         }
         self.user.lines().for_each(|of_user| line(format_args!("user {of_user}")));
         let checksum = twox_hash::XxHash3_64::oneshot(text.as_bytes());
@@ -68,45 +88,52 @@ impl Manifest {
         text
     }
 
-    /// Decodes what [`Manifest::encode`] wrote; an error says what is wrong.
-    pub(crate) fn decode(text: &[u8]) -> Result<Manifest, &'static str> {
-        let text = std::str::from_utf8(text).map_err(|_| "it isn't text")?;
-        let at = text.rfind("checksum ").ok_or("it has no checksum")?;
+    /// Decodes what [`Manifest::encode`] wrote.
+    pub(crate) fn decode(text: &[u8]) -> Result<Manifest, ManifestError> {
+        let damaged = ManifestError::Damaged;
+        let text = std::str::from_utf8(text).map_err(|_| damaged("it isn't text"))?;
+        let at = text.rfind("checksum ").ok_or(damaged("it has no checksum"))?;
         let (body, checksum) = text.split_at(at);
         let checksum = checksum.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n'));
         // Compared as text: a digit in upper case is a flipped bit too.
         let expected = format!("{:016x}", twox_hash::XxHash3_64::oneshot(body.as_bytes()));
         if checksum != Some(&expected[..]) {
-            return Err("its checksum doesn't match");
+            return Err(damaged("its checksum doesn't match"));
         }
         let mut lines = body.lines();
-        if lines.next() != Some(MAGIC) {
-            return Err("it has another format");
+        let version = lines.next().and_then(|line| line.strip_prefix(MAGIC)?.parse().ok());
+        match version.ok_or(damaged("it isn't a manifest"))? {
+            MANIFEST_VERSION => {}
+            version => return Err(ManifestError::Version(version)),
         }
-        let mut manifest = Manifest::default();
+        let (mut manifest, mut timelines) = (Manifest::default(), Vec::new());
         for line in lines {
-            manifest.take(line).ok_or("a line is invalid")?;
+            manifest.take(line, &mut timelines).ok_or(damaged("a line is invalid"))?;
         }
-        let violated = SegmentSet::violated_invariant(&manifest.segments, manifest.listed_to);
-        violated.map_or(Ok(manifest), Err)
+        manifest.timelines = Timelines::new(timelines);
+        manifest.violated_invariant().map_or(Ok(manifest), |what| Err(damaged(what)))
     }
 
-    fn take(&mut self, line: &str) -> Option<()> {
+    /// The first invariant of a manifest that this one violates; `None` if it is valid.
+    pub(crate) fn violated_invariant(&self) -> Option<&'static str> {
+        let count = self.timelines.count() as u32;
+        let is_unknown = self.segments.iter().any(|segment| segment.timeline >= count);
+        let has_no_digest = self.segments.iter().any(|segment| segment.digest.length == 0);
+        self.timelines
+            .violated_invariant()
+            .or_else(|| SegmentSet::violated_invariant(&self.segments, self.listed_to))
+            .or(is_unknown.then_some("a segment is of a timeline that it doesn't name"))
+            .or(has_no_digest.then_some("a segment has no length"))
+    }
+
+    fn take(&mut self, line: &str, timelines: &mut Vec<Timeline>) -> Option<()> {
         let (name, rest) = line.split_once(' ')?;
         match name {
             "number" => self.number = rest.parse().ok()?,
             "next-file" => self.next_file = rest.parse().ok()?,
             "listed-to" => self.listed_to = rest.parse().ok()?,
-            "segment" => {
-                let mut words = rest.split(' ');
-                let mut number = || words.next()?.parse::<u64>().ok();
-                let mut small = || u32::try_from(number()?).ok();
-                let [first, last, generation, epoch] = [small()?, small()?, small()?, small()?];
-                let (bytes, clean_to) = (number()?, number()?);
-                let is_whole = words.next().is_none();
-                let segment = SegmentName { first, last, generation, epoch, bytes, clean_to };
-                self.segments.push(is_whole.then_some(segment)?);
-            }
+            "timeline" => timelines.push(decode_timeline(rest, timelines.last())?),
+            "segment" => self.segments.push(decode_segment(rest)?),
             "user" => {
                 self.user.push_str(rest);
                 self.user.push('\n');
@@ -119,7 +146,7 @@ impl Manifest {
     /// Reads a log's manifest; `None` if there is none.
     ///
     /// # Errors
-    /// [`OpenError::Damaged`], or an I/O error.
+    /// [`OpenError::Damaged`], [`OpenError::OtherFormat`], or an I/O error.
     pub async fn read(env: &Env, directory: &Path) -> Result<Option<Manifest>, OpenError> {
         let path = directory.join(MANIFEST_FILE);
         let file = match File::open(&env.engine, &path, OpenMode::Read).await {
@@ -132,9 +159,10 @@ impl Manifest {
             return Err(OpenError::Damaged(Damage { path, offset: SIZE_MAX, what }));
         }
         let bytes = file.read_exact_at(0, length as usize).await?;
-        Manifest::decode(&bytes)
-            .map(Some)
-            .map_err(|what| OpenError::Damaged(Damage { path, offset: 0, what }))
+        Manifest::decode(&bytes).map(Some).map_err(|error| match error {
+            ManifestError::Damaged(what) => OpenError::Damaged(Damage { path, offset: 0, what }),
+            ManifestError::Version(found) => OpenError::OtherFormat { path, found, known: MANIFEST_VERSION },
+        })
     }
 
     /// Writes this manifest to the file of the next one; the current one stays.
@@ -245,6 +273,47 @@ impl Manifest {
     }
 }
 
+/// Why bytes are not a manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ManifestError {
+    /// They are damaged, and how.
+    Damaged(&'static str),
+    /// They are a whole manifest of another version.
+    Version(u32),
+}
+
+/// A timeline's line without its first word. `before` is the one of the line before.
+fn decode_timeline(rest: &str, before: Option<&Timeline>) -> Option<Timeline> {
+    let mut words = rest.split(' ');
+    let id = decode_id(words.next()?)?;
+    let after = match before {
+        None => 0,
+        Some(before) => {
+            (decode_id(words.next()?)? == before.id).then_some(())?;
+            words.next()?.parse().ok()?
+        }
+    };
+    words.next().is_none().then_some(Timeline { id, after: Seq(after) })
+}
+
+fn decode_id(text: &str) -> Option<TimelineId> {
+    let id = TimelineId(u128::from_str_radix(text, 16).ok()?.to_be_bytes());
+    (id.to_string() == text).then_some(id)
+}
+
+/// A segment's line without its first word.
+fn decode_segment(rest: &str) -> Option<SegmentName> {
+    let mut words = rest.split(' ');
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let mut small = || u32::try_from(number()?).ok();
+    let [first, last, generation, epoch] = [small()?, small()?, small()?, small()?];
+    let (bytes, clean_to, timeline, length) =
+        (number()?, number()?, u32::try_from(number()?).ok()?, number()?);
+    let digest = FileDigest { length, checksum: FileChecksum::parse(words.next()?)? };
+    let segment = SegmentName { first, last, generation, epoch, bytes, clean_to, timeline, digest };
+    words.next().is_none().then_some(segment)
+}
+
 /// The part of the manifest that isn't in the set.
 pub(crate) struct ManifestState {
     /// As in [`Manifest`].
@@ -301,59 +370,4 @@ pub(crate) fn manifest_path(directory: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn manifest(segment_count: u32) -> Manifest {
-        let segment = |number| SegmentName {
-            first: number,
-            last: number,
-            generation: 1,
-            epoch: 1,
-            bytes: u64::from(u32::MAX),
-            clean_to: u64::from(u32::MAX),
-        };
-        Manifest {
-            number: 7,
-            next_file: 12,
-            listed_to: segment_count,
-            segments: (1..=segment_count).map(segment).collect(),
-            user: "tree 7\nnote with spaces\n".to_owned(),
-        }
-    }
-
-    #[test]
-    fn what_is_encoded_is_decoded_and_every_flipped_bit_is_found() {
-        let bytes = manifest(3).encode().into_bytes();
-        assert_eq!(Manifest::decode(&bytes), Ok(manifest(3)));
-        for bit in 0..8 * bytes.len() {
-            let mut flipped = bytes.clone();
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(Manifest::decode(&flipped).is_err(), "bit {bit}");
-        }
-    }
-
-    #[test]
-    fn a_manifest_that_could_not_be_read_is_refused_and_the_one_before_stays() {
-        let sim = settee_sim::Sim::new(7);
-        let (env, directory) = (sim.env(), Path::new("/data/log"));
-        sim.run(async {
-            directory::create(&*env.engine, directory).await.unwrap();
-            let (small, long) = (manifest(3), manifest(500_000));
-            small.write(&env, directory).await.unwrap();
-            let refused = long.write(&env, directory).await;
-            let is_refused = matches!(&refused, Err(EditError::TooLong { size, size_max, .. })
-                if size > size_max && *size == long.encode().len() as u64);
-            assert!(is_refused, "{refused:?}");
-            let files = directory::list(&*env.engine, directory).await.unwrap();
-            assert_eq!(files.len(), 1, "nothing was written");
-            assert_eq!(Manifest::read(&env, directory).await.unwrap(), Some(small));
-            // The largest manifest that fits is read again.
-            let line = (long.encode().len() - manifest(499_000).encode().len()) / 1000;
-            let most = manifest((SIZE_MAX as usize / (line + 1)) as u32);
-            most.write(&env, directory).await.unwrap();
-            assert_eq!(Manifest::read(&env, directory).await.unwrap(), Some(most));
-        })
-        .unwrap();
-    }
-}
+mod tests;

@@ -21,7 +21,9 @@
 //! 5. Client data is never accepted as a frame: only someone who knows the timeline's id can create one. The
 //!    exception is a log whose first header isn't whole: then the id is unknown.
 //! 6. Segments up to the last one that the manifest lists are not read.
-//! 7. What recovery returns ends at a frame's end in the last segment; segments are contiguous, and their epochs
+//! 7. A segment that isn't of one of the log's timelines, or has records of another one, is an error, never cut.
+//!    Nothing is appended to a segment of an earlier timeline, and nothing in it is cut.
+//! 8. What recovery returns ends at a frame's end in the last segment; segments are contiguous, and their epochs
 //!    and `Seq`s ascend. Asserted before files are changed; bytes that contradict it are errors before that.
 //!
 //! Limits: a window of one segment is in memory (`frames.rs`). No more than
@@ -46,8 +48,9 @@ use crate::options::LogOptions;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
-use crate::types::{Location, Seq, TimelineId};
-use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, open_segments};
+use crate::timeline::Timelines;
+use crate::types::{Location, Seq};
+use segment::{BEYOND_TIMELINE, BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, open_segments};
 
 mod locking;
 mod segment;
@@ -78,6 +81,8 @@ pub(crate) enum Replay<'a> {
     Records(&'a mut (dyn FnMut(Location, RecordRef<'_>) + Send)),
     /// Receives what a segment index contains of each record.
     Entries(&'a mut (dyn FnMut(EntryRef<'_>) + Send)),
+    /// Needs no record: only the last segment's frames are read.
+    Nothing,
 }
 
 /// Error text for a segment whose header names another end of the previous one.
@@ -91,7 +96,8 @@ pub(crate) struct Recovered {
     pub tail: Tail,
     pub last_seq: u64,
     pub epoch: u32,
-    pub timeline: Option<TimelineId>,
+    /// Empty if there is neither a manifest nor a segment.
+    pub timelines: Timelines,
     pub file_bytes: u64,
     /// The oldest segment that is needed.
     pub oldest: u32,
@@ -120,17 +126,22 @@ pub(crate) async fn recover(
     let mut segments = open_segments(env, directory, locked.manifest()).await?;
     // Their removal was interrupted, or they were in use when their process ended.
     let left_over: Vec<Segment> = segments.extract_if(.., |segment| segment.number < oldest).collect();
-    let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
+    let timelines = locked.manifest().map(|manifest| manifest.timelines.clone()).unwrap_or_default();
+    let of_header = || segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.timeline));
+    let seed = timelines.current().map(|current| current.id).or_else(of_header).map(FrameSeed::of);
     let discarded = split_off_torn(&mut segments, seed).await?;
-    let mut found = Recovered { options: *options, oldest, known_seq: after.0, ..Recovered::default() };
+    let mut found =
+        Recovered { options: *options, oldest, known_seq: after.0, timelines, ..Recovered::default() };
     if let Some(last) = segments.last() {
         let (header, _) = last.header()?;
-        found.timeline = Some(header.timeline);
+        if found.timelines.current().is_none() {
+            found.timelines = Timelines::first(segments[0].header()?.0.timeline);
+        }
         if header.oldest > oldest {
             // The segments before that one are in a later manifest, or were removed by one.
             return Err(newer_manifest(directory, locked));
         }
-    } else if oldest > 1 || after.0 > 0 {
+    } else if oldest > 1 || after.0 > 0 || found.timelines.current().is_some_and(|one| one.after.0 > 0) {
         // The manifest, or the caller, has seen records of this log beyond here.
         return Err(match discarded.last() {
             Some(torn) => torn.damaged(0, DAMAGED_HEADER),
@@ -138,7 +149,7 @@ pub(crate) async fn recover(
         });
     }
     for segment in &left_over {
-        segment.check_left_over(found.timeline)?;
+        segment.check_left_over(&found.timelines)?;
     }
     for (number, expected) in
         segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(oldest..)
@@ -147,15 +158,20 @@ pub(crate) async fn recover(
             return Err(OpenError::Missing { path: segment_path(directory, expected) });
         }
     }
+    for segment in &segments {
+        segment.timeline(&found.timelines)?;
+    }
     for pair in segments.windows(2) {
         pair[1].check_follows(&pair[0])?;
     }
     for (index, segment) in segments.iter().enumerate() {
         found.recover_segment(segment, segments.get(index + 1), &mut replay).await?;
     }
-    if let Some(last) = segments.last().filter(|_| found.last_seq < after.0) {
+    // What the manifest's timelines share was on stable storage before the manifest was.
+    let expected = found.timelines.current().map_or(after, |current| after.max(current.after));
+    if let Some(last) = segments.last().filter(|_| found.last_seq < expected.0) {
         let (path, offset) = (last.path.clone(), found.tail.end);
-        return Err(OpenError::Behind { path, offset, found: Seq(found.last_seq), expected: after });
+        return Err(OpenError::Behind { path, offset, found: Seq(found.last_seq), expected });
     }
     found.check();
     if let Some(last) = segments.last() {
@@ -225,7 +241,7 @@ impl Recovered {
         if !(follows && header.first_seq == self.last_seq + 1) {
             return Err(segment.damaged(0, NOT_CONSECUTIVE));
         }
-        self.timeline = Some(header.timeline);
+        let timeline = segment.timeline(&self.timelines)?;
         self.epoch = header.epoch;
         self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
         self.known_seq = self.known_seq.max(self.last_seq);
@@ -236,9 +252,13 @@ impl Recovered {
         if !is_unread {
             self.replay_frames(segment, next.map(Segment::header).transpose()?, replay).await?;
         }
+        if self.last_seq > self.timelines.last_seq(timeline).0 {
+            return Err(segment.damaged(self.tail.end, BEYOND_TIMELINE));
+        }
         self.summary.segment_count += 1;
         self.file_bytes += self.tail.end;
-        let meta = SegmentMeta { epoch: header.epoch, first_seq: header.first_seq, bytes: self.tail.end };
+        let SegmentHeader { epoch, first_seq, .. } = header;
+        let meta = SegmentMeta { epoch, timeline, first_seq, bytes: self.tail.end };
         self.segments.insert(header.segment, meta);
         Ok(())
     }
@@ -251,18 +271,22 @@ impl Recovered {
         next: &Segment,
         replay: &mut Replay<'_>,
     ) -> Result<bool, OpenError> {
-        let Replay::Entries(replay) = replay else { return Ok(false) };
+        if matches!(replay, Replay::Records(_)) {
+            return Ok(false);
+        }
         let ((header, _), (following, _)) = (segment.header()?, next.header()?);
         if following.first_seq < header.first_seq {
             return Err(next.damaged(0, NOT_CONSECUTIVE));
         }
         segment.check_length(following.previous_end)?;
-        if following.first_seq - 1 <= self.known_seq {
-            self.summary.skipped_count += 1;
-        } else if self.replay_segment_index(segment, &header, &following, *replay).await? {
-            self.summary.segment_index_count += 1;
-        } else {
-            return Ok(false);
+        match replay {
+            Replay::Entries(replay) if following.first_seq - 1 > self.known_seq => {
+                if !self.replay_segment_index(segment, &header, &following, *replay).await? {
+                    return Ok(false);
+                }
+                self.summary.segment_index_count += 1;
+            }
+            _ => self.summary.skipped_count += 1,
         }
         (self.tail.end, self.tail.checksum) = (following.previous_end, following.previous_checksum);
         self.last_seq = following.first_seq - 1;
@@ -328,6 +352,7 @@ impl Recovered {
         match replay {
             Replay::Records(replay) => replay(location, record),
             Replay::Entries(_) if seq.0 <= self.known_seq => return,
+            Replay::Nothing => return,
             Replay::Entries(replay) => replay(EntryRef { seq, flags, key, meta, location }),
         }
         self.summary.record_count += 1;
@@ -360,6 +385,10 @@ impl Recovered {
             let remainder = chain.reader.remainder(end).await?;
             segment.check_cut(self.tail.end, &remainder)?;
             let written = remainder.written_end - end;
+            let current = self.timelines.current().filter(|current| current.id != header.timeline);
+            if written > 0 && current.is_some_and(|current| current.after.0 <= self.last_seq) {
+                return Err(segment.damaged(end, BEYOND_TIMELINE));
+            }
             // After a cut the padding may hold what was left of a torn tail: then nothing is appended here.
             let padding = chain.reader.padding(self.tail.end).await?;
             let is_unwritten = written == 0 && padding.iter().all(|byte| *byte == 0);
@@ -410,6 +439,7 @@ impl Recovered {
     /// Cuts everything after the last whole frame, and syncs the segment and the directory: a killed process
     /// may have left what was read only in the page cache.
     async fn finish(&mut self, env: &Env, last: &Segment) -> Result<(), OpenError> {
+        let (header, _) = last.header()?;
         if self.options.is_enabled(Failpoint::AppendAfterTornTail) {
             self.tail.end += std::mem::take(&mut self.torn_bytes);
         }
@@ -426,11 +456,11 @@ impl Recovered {
             if end < last.length {
                 last.file.set_length(end).await?;
             }
-        } else {
+        } else if self.timelines.current().is_some_and(|current| current.id == header.timeline) {
             self.open = Some(OpenSegment {
                 number: last.number,
                 epoch: self.epoch,
-                seed: last.header()?.0.frame_seed(),
+                seed: header.frame_seed(),
                 file: last.file.clone(),
                 bytes_max: last.length as u32,
                 allocated: last.length as u32,

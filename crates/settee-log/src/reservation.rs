@@ -230,7 +230,8 @@ impl Shared {
         let mut state = self.lock();
         state.begin_segment(preallocated, bytes_max);
         let epoch = state.segments.open().map_or(0, |open| open.epoch);
-        let segment = Arc::new(Segment::of_log(&self.env, number, epoch, file));
+        let segment =
+            Arc::new(Segment::of_log(&self.env, number, epoch, self.timelines.current_index(), file));
         self.change_set(&mut state, |set| set.insert(segment));
     }
 

@@ -20,6 +20,7 @@ use crate::read_view::ReadView;
 use crate::recovery::LogLock;
 use crate::segment_set::{ChunkCache, SegmentSet};
 use crate::state::{LogState, PreallocatedSegment};
+use crate::timeline::Timelines;
 use crate::watermark::Position;
 
 mod ending;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub reservation: tokio::sync::Mutex<DiskReservation>,
     /// Held while the list of files is edited: while a manifest is written.
     pub manifest: tokio::sync::Mutex<ManifestState>,
+    /// Those of the log; they change only while it isn't open.
+    pub timelines: Timelines,
     /// Numbers of new files.
     pub file_numbers: Arc<FileNumbers>,
     /// Why it is unknown which manifest is durable: the list of files can't change any more.
@@ -73,14 +76,14 @@ pub(crate) struct DiskReservation {
 }
 
 impl Shared {
-    /// The shared part of a log in the state `state`, with the files `set`.
+    /// The shared part of a log in the state `state`, with the files `set`, of `timelines`.
     pub(crate) fn new(
         env: &Env,
         directory: &Path,
         locked: LogLock,
         options: LogOptions,
         chunks: Option<Arc<ChunkCache>>,
-        set: SegmentSet,
+        (set, timelines): (SegmentSet, Timelines),
         state: LogState,
     ) -> Arc<Shared> {
         let directory_syncs = locked.directory_syncs().clone();
@@ -102,6 +105,7 @@ impl Shared {
             state: Mutex::new(state),
             reservation: tokio::sync::Mutex::new(DiskReservation { next: None, lock: locked.file }),
             manifest: tokio::sync::Mutex::new(ManifestState::new(locked.manifest)),
+            timelines,
             file_numbers,
             edit_error: OnceLock::new(),
             chunks,

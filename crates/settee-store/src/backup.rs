@@ -7,9 +7,10 @@
 //!
 //! A file is identified by the BLAKE3 checksum of all of its bytes: a cryptographic hash, since clients
 //! choose much of what the files hold. An earlier backup's file is linked if its recorded checksum is that of
-//! the file. For files that never change in place (listed segments; a tree while no checkpoint is made)
-//! the identity that the system gives a file is recorded too: while the identity is the same, so is the
-//! checksum, and nothing is read. Unlisted segments are read each time; checkpoints keep them few.
+//! the file. The checksums of listed segments are in the manifest: none of them is read, also after the data
+//! directory was copied or restored. For a tree that no checkpoint changes meanwhile, the identity that the
+//! system gives a file is recorded too: while the identity is the same, so is the checksum. Unlisted segments
+//! are read each time; checkpoints keep them few.
 //!
 //! Invariants:
 //! 1. A linked file never changes again: rewriting a segment makes a new file, and a log does not recycle a
@@ -17,18 +18,20 @@
 //! 2. Unlisted segments are copied, since a process that opens them may append.
 //! 3. Everything accepted before the call is in the copy.
 //! 4. An interrupted copy has no manifest; a complete one has none only if no file is listed yet.
-//! 5. The checksum returned for a file is that of the bytes the store had.
+//! 5. The checksum returned for a file is that of the bytes the store had; for a listed segment, that of the bytes
+//!    it was sealed with. So a comparison of the backup's files with their checksums finds damage that the segment
+//!    had before.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use settee_io::{Env, File, FileIdentity, OpenMode, directory};
-use settee_log::{Manifest, SegmentInfo};
+use settee_log::{FileDigest, Manifest, SegmentInfo};
 
 use crate::error::StoreError;
 use crate::manifest::{StoreSection, tree_name};
@@ -47,9 +50,10 @@ pub type Checksum = blake3::Hash;
 pub struct BackupFile {
     /// Its length in bytes.
     pub length: u64,
-    /// `None` in a backup that was made before checksums were recorded.
-    pub checksum: Option<Checksum>,
-    /// Identity of the store's file when the backup was made; `None` for a file that changes in place.
+    /// The checksum of all of it.
+    pub checksum: Checksum,
+    /// Identity of the store's file when the backup was made, for a tree; `None` for other files, and for a tree
+    /// that was changed in place meanwhile.
     pub source: Option<FileIdentity>,
 }
 
@@ -85,13 +89,33 @@ struct Part {
     /// Bytes to use instead of the first ones of the file.
     head: Option<Bytes>,
     end: u64,
+    /// What the manifest says of a listed segment.
+    digest: Option<FileDigest>,
     /// As in [`BackupFile::source`].
     identity: Option<FileIdentity>,
 }
 
+impl Part {
+    /// Its length; of a listed segment the one that it was sealed with.
+    fn length(&self) -> u64 {
+        self.digest.map_or(self.end, |digest| digest.length)
+    }
+
+    /// The checksum of a listed segment.
+    fn known_checksum(&self) -> Option<Checksum> {
+        self.digest.map(|digest| Checksum::from_bytes(digest.checksum.0))
+    }
+
+    /// The file of an earlier backup that has its name and its length.
+    fn in_earlier(&self, earlier: EarlierBackup<'_>) -> Option<(PathBuf, BackupFile)> {
+        let file = earlier.files.get(&self.name).filter(|file| file.length == self.length())?;
+        Some((earlier.directory.join(&self.name), *file))
+    }
+}
+
 /// Where a part is read from.
 enum PartSource {
-    /// The part was linked, and is read by its new name.
+    /// The part was linked.
     Linked,
     Open(Arc<File>),
 }
@@ -106,7 +130,7 @@ impl Shared {
         let env = &self.context.env;
         directory::create(&*env.engine, to).await?;
         let (mut done, mut files) = (Backup::default(), BackupFiles::new());
-        let (manifest, parts) = self.take_parts(to).await?;
+        let (manifest, parts) = self.take_parts(to, earlier).await?;
         for part in parts {
             let file = self.finish_part(&part, to, earlier, &mut done).await?;
             files.insert(part.name, file);
@@ -144,19 +168,37 @@ impl Shared {
     }
 
     /// Links the files that can be linked, and opens the others. A version pins them; nothing is locked.
-    async fn take_parts(&self, to: &Path) -> Result<(Option<Manifest>, Vec<Part>), StoreError> {
+    async fn take_parts(
+        &self,
+        to: &Path,
+        earlier: Option<EarlierBackup<'_>>,
+    ) -> Result<(Option<Manifest>, Vec<Part>), StoreError> {
         let (version, infos) = self.pin_version().await?;
         let (set, checkpoint) = (&version.set, &version.checkpoint);
         let mut parts = Vec::new();
         for segment in set.listed() {
-            let name = segment.name.file_name();
-            let file = segment.file().await?;
-            let (end, identity) = (file.length().await?, Some(file.identity().await?));
-            let from = match self.link(segment.path(), &to.join(&name)).await? {
-                true => PartSource::Linked,
-                false => PartSource::Open(file.clone()),
+            let (name, digest) = (segment.name.file_name(), segment.name.digest);
+            let mut part = Part {
+                from: PartSource::Linked,
+                name,
+                head: None,
+                end: digest.length,
+                digest: Some(digest),
+                identity: None,
             };
-            parts.push(Part { from, name, head: None, end, identity });
+            let target = to.join(&part.name);
+            // An earlier backup's file first: the store's own may be a copy of it, after a restore.
+            let is_linked = match earlier.and_then(|earlier| part.in_earlier(earlier)) {
+                Some((path, file)) if Some(file.checksum) == part.known_checksum() => {
+                    self.link_earlier(&part, &path, &target).await?
+                }
+                _ => false,
+            };
+            if !is_linked && !self.link(segment.path(), &target).await? {
+                let file = segment.file().await?;
+                (part.from, part.end) = (PartSource::Open(file.clone()), file.length().await?);
+            }
+            parts.push(part);
         }
         let tree = checkpoint.tree.as_ref();
         if let Some(tree) = tree {
@@ -180,7 +222,8 @@ impl Shared {
             checkpoint: checkpoint.seq,
             last_in_seq_index: checkpoint.last_in_seq_index,
         };
-        let has_manifest = tree.is_some() || set.listed_to() > 0;
+        // Without a manifest, a log has one timeline.
+        let has_manifest = tree.is_some() || set.listed_to() > 0 || self.log.timelines().count() > 1;
         let manifest = has_manifest.then(|| self.log.manifest_of(set, section.encode()));
         Ok((manifest, parts))
     }
@@ -190,7 +233,7 @@ impl Shared {
         let file =
             File::open(&self.context.env.engine, &self.context.directory.join(&name), OpenMode::Read).await?;
         file.set_direct(self.context.options.log.direct).await?;
-        Ok(Part { from: PartSource::Open(Arc::new(file)), name, head, end, identity: None })
+        Ok(Part { from: PartSource::Open(Arc::new(file)), name, head, end, digest: None, identity: None })
     }
 
     /// Hard-links a file that never changes; false if the file system can't.
@@ -222,36 +265,37 @@ impl Shared {
         done: &mut Backup,
     ) -> Result<BackupFile, StoreError> {
         let target = to.join(&part.name);
-        let same_length = |backup: EarlierBackup<'_>| {
-            let file = backup.files.get(&part.name).filter(|file| file.length == part.end)?;
-            Some((backup.directory.join(&part.name), file.checksum?, file.source))
-        };
-        let earlier = earlier.and_then(same_length);
-        let mut checksum = match (&earlier, &part.from) {
-            (Some((_, checksum, source)), _) if part.identity.is_some() && *source == part.identity => {
-                Some(*checksum)
-            }
-            (None, PartSource::Open(_)) => None,
-            _ => Some(self.read_part(part, &target, None).await?),
+        let (length, known) = (part.length(), part.known_checksum());
+        // That of a listed segment would have been linked before.
+        let earlier = earlier.filter(|_| known.is_none()).and_then(|earlier| part.in_earlier(earlier));
+        let mut checksum = match &earlier {
+            _ if known.is_some() => known,
+            Some((_, file)) if part.identity.is_some() && file.source == part.identity => Some(file.checksum),
+            Some(_) => Some(self.read_part(part, None).await?),
+            None => None,
         };
         let is_linked = match (&part.from, earlier) {
             (PartSource::Linked, _) => true,
-            (PartSource::Open(_), Some((path, found, _))) if checksum == Some(found) => {
+            (PartSource::Open(_), Some((path, file))) if checksum == Some(file.checksum) => {
                 self.link_earlier(part, &path, &target).await?
             }
             _ => false,
         };
         if is_linked {
             done.linked_count += 1;
-            done.linked_bytes += part.end;
+            done.linked_bytes += length;
         } else {
             let copy = File::open(&self.context.env.engine, &target, OpenMode::CreateNew).await?;
-            checksum = Some(self.read_part(part, &target, Some(&copy)).await?);
+            let found = self.read_part(part, Some(&copy)).await?;
+            if checksum.replace(known.unwrap_or(found)).is_some_and(|known| known != found) {
+                tracing::warn!(file = %target.display(), "the copied segment is damaged: its checksum differs");
+            }
             copy.sync().await?;
             done.copied_count += 1;
             done.copied_bytes += part.end;
         }
-        Ok(BackupFile { length: part.end, checksum, source: part.identity })
+        let checksum = checksum.expect("a linked file's is known, and a copied one was read");
+        Ok(BackupFile { length, checksum, source: part.identity })
     }
 
     /// Links an earlier backup's file with the same checksum as `part`. Returns false if the file is missing,
@@ -262,7 +306,7 @@ impl Shared {
             Err(error) if error.is_not_found() => return Ok(false),
             opened => opened?,
         };
-        if file.length().await? != part.end {
+        if file.length().await? != part.length() {
             return Ok(false);
         }
         if let Some(head) = &part.head
@@ -273,22 +317,10 @@ impl Shared {
         Ok(directory::link(&**engine, from, to).await.is_ok())
     }
 
-    /// Reads all of a part (at `target` if it is linked), writes it to `copy` if given, and returns the
-    /// checksum of the bytes read.
-    async fn read_part(
-        &self,
-        part: &Part,
-        target: &Path,
-        copy: Option<&File>,
-    ) -> Result<Checksum, StoreError> {
-        let linked;
-        let file = match &part.from {
-            PartSource::Open(file) => &**file,
-            PartSource::Linked => {
-                linked = File::open(&self.context.env.engine, target, OpenMode::Read).await?;
-                &linked
-            }
-        };
+    /// Reads all of a part that isn't linked, writes it to `copy` if given, and returns the checksum of the bytes
+    /// read.
+    async fn read_part(&self, part: &Part, copy: Option<&File>) -> Result<Checksum, StoreError> {
+        let PartSource::Open(file) = &part.from else { unreachable!("a linked part isn't read") };
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
         while at < part.end {

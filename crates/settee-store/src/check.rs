@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use settee_io::{Env, File, OpenMode};
+use settee_log::FileDigest;
 
 use crate::error::StoreError;
 use crate::options::StoreOptions;
@@ -94,6 +95,16 @@ impl Survey<'_> {
         }
         self.sources = sources;
         self.check_suspects(suspects).await?;
+        if let Some(current) = self.timelines.current()
+            && current.after.0 > self.summary.last_seq
+        {
+            let what = format!(
+                "the log ends at update {}, and its timeline begins after {}: a part of the log is missing",
+                self.summary.last_seq, current.after.0
+            );
+            let directory = self.context.directory.clone();
+            self.report(&directory, 0, what, Touched::Unknown);
+        }
         if let Some(tree) = &self.tree
             && tree.root().seq() > self.summary.last_seq
         {
@@ -104,6 +115,20 @@ impl Survey<'_> {
             );
             let directory = self.context.directory.clone();
             self.report(&directory, 0, what, Touched::Unknown);
+        }
+        Ok(())
+    }
+
+    /// Compares a listed segment's file with the length and the checksum that the manifest has.
+    async fn check_digest(&mut self, source: &SegmentSource, file: &File) -> Result<(), StoreError> {
+        let (expected, found) = (source.name.digest, FileDigest::of(file).await?);
+        if found.length != expected.length {
+            let what =
+                format!("it has {} bytes, and had {} when it was sealed", found.length, expected.length);
+            self.report(&source.path, found.length.min(expected.length), what, Touched::Unknown);
+        } else if found != expected {
+            let what = "its checksum isn't the manifest's: it isn't the file that the log sealed";
+            self.report(&source.path, 0, what, Touched::Unknown);
         }
         Ok(())
     }
@@ -136,9 +161,15 @@ impl Survey<'_> {
         let length = file.length().await?;
         let first = rows.len();
         let is_checking = out.is_none();
+        let problem_count = self.summary.problem_count;
         match source.name.generation {
             0 => self.take_frames(source, &file, rows, out).await?,
             _ => self.take_rewritten_records(source, &file, rows, out).await?,
+        }
+        let has_digest = is_checking && source.is_listed && source.name.digest.length > 0;
+        // Other problems of the file say more.
+        if has_digest && self.summary.problem_count == problem_count {
+            self.check_digest(source, &file).await?;
         }
         if is_checking {
             rows[first..].sort_by_key(|row| row.seq);

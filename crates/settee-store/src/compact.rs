@@ -309,8 +309,9 @@ impl Shared {
             last: names().map(|name| name.last).max().expect("there is an input"),
             generation,
             epoch: generation,
-            bytes: 0,
             clean_to: inputs.checkpoint.seq,
+            timeline: self.log.timelines().current_index(),
+            ..SegmentName::default()
         };
         let path = self.context.directory.join(name.file_name());
         self.check_files()?;

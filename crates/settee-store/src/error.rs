@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use settee_io::{Damage, OperationKind};
-use settee_log::{AppendError, EditError, InvalidLimit, SegmentIndexError, Stopped};
+use settee_log::{AppendError, EditError, InvalidLimit, SegmentIndexError, StartTimelineError, Stopped};
 use settee_tree::TreeError;
 
 /// Why a read failed. The store stays usable.
@@ -119,6 +119,15 @@ impl From<EditError> for StoreError {
             }
             EditError::Stopped(stopped) => stopped.into(),
             EditError::Io(error) => error.into(),
+        }
+    }
+}
+
+impl From<StartTimelineError> for StoreError {
+    fn from(error: StartTimelineError) -> StoreError {
+        match error {
+            StartTimelineError::Open(error) => error.into(),
+            StartTimelineError::Edit(error) => error.into(),
         }
     }
 }

@@ -67,8 +67,8 @@ pub use read::{
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, CHUNK_BYTES, ChunkCache, Flags, InvalidLimit, LogOptions, LogStats,
-    META_SIZE_MAX, OpenError, Record, Recovery, Seq, Stage, Stopped, Value,
+    META_SIZE_MAX, OpenError, Record, Recovery, Seq, Stage, Stopped, Timeline, Timelines, Value,
 };
 pub use settee_tree::NodeCache;
-pub use store::{Store, Writer};
+pub use store::{Store, Writer, start_timeline};
 pub use version::Lookup;

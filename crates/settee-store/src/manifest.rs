@@ -74,6 +74,12 @@ pub(crate) struct StoreManifest {
 }
 
 impl StoreManifest {
+    /// Whether the manifest names no more than the log's timelines, as after the restore of a store without a
+    /// checkpoint.
+    pub(crate) fn has_no_section(log: &Manifest) -> bool {
+        log.user.is_empty() && log.listed_to == 0
+    }
+
     /// Decodes the section of a manifest in `directory`.
     pub(crate) fn of(log: Manifest, directory: &Path) -> Result<StoreManifest, StoreError> {
         let section = StoreSection::decode(&log.user).ok_or_else(|| {

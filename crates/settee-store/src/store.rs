@@ -26,6 +26,8 @@ use crate::version::{Lookup, NewRecord, Replay, Version};
 mod open;
 mod writer;
 
+pub use open::start_timeline;
+
 pub use writer::Writer;
 
 /// Size of the node cache of a store that was given none, in bytes.

@@ -136,9 +136,6 @@ async fn restore(args: RestoreArgs) -> CommandResult {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let to = data_directory::resolve_path(&args.new_directory)?;
     let summary = settee_doc::restore(&env, &data_directory::resolve_path(&args.backup)?, &to).await?;
-    if let Some(note) = summary.note {
-        print_stderr!("settee: {}: {note}", summary.run.display());
-    }
     print_stdout!("{} restored into {}: {} bytes", summary.run.display(), to.display(), summary.bytes);
     report_failed("could not be copied when this backup was made, and is missing", &summary.failed)
 }

@@ -220,9 +220,6 @@ impl OfflineDatabases {
         for FailedDatabase { name, reason, .. } in &contents.failed {
             emit(format!("the database {name} isn't in this run, since it could not be copied: {reason}"));
         }
-        if !contents.has_checksums() {
-            report(OfflineEvent::Note(format!("{}: {}", self.directory.display(), runs::NO_CHECKSUMS)));
-        }
         Ok(Some(contents))
     }
 
@@ -237,10 +234,9 @@ impl OfflineDatabases {
         let chosen = || run.files.iter().filter(|(path, _)| is_chosen(Path::new(path)));
         let (mut done, all) = (0, chosen().map(|(_, file)| file.length).sum());
         for (path, file) in chosen() {
-            let Some(checksum) = file.checksum else { continue };
             let place = self.directory.join(path);
             let what = match checksum_file(&self.env, &place).await {
-                Ok(found) if found == checksum => None,
+                Ok(found) if found == file.checksum => None,
                 Ok(_) => Some(format!("{}: {}", place.display(), runs::OTHER_CHECKSUM)),
                 Err(error) => Some(error.to_string()),
             };
@@ -360,6 +356,11 @@ impl FoundDatabase {
 fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
     let problem = match event {
         CheckEvent::Progress(done, all) => return OfflineEvent::Progress(done, all),
+        CheckEvent::Timelines(timelines) => {
+            let restored = timelines.iter().skip(1).map(|timeline| timeline.after.0.to_string());
+            let restored = restored.collect::<Vec<_>>().join(", ");
+            return OfflineEvent::Note(format!("restored from a backup after update {restored}"));
+        }
         CheckEvent::Problem(problem) => problem,
     };
     let touched = match &problem.touched {

@@ -1,8 +1,10 @@
 //! Restoring a run of a backup into a new data directory.
 //!
 //! The list in the run's file `complete` is compared with the existing files before anything is copied, and
-//! with their contents during the copy. The catalogue is copied under another name, gets new incarnations
-//! there, and gets its own name last: without it, an incomplete copy isn't mistaken for all databases.
+//! with their contents during the copy. Then each copied log starts a new timeline, so that no file that the
+//! original or another copy writes from now on is taken for one of the copy's. The catalogue is copied under
+//! another name, gets new incarnations there, and gets its own name last: without it, an incomplete copy isn't
+//! mistaken for all databases.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -10,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use settee_io::{Env, directory};
-use settee_store::{Batch, LogOptions, Stage, Store, copy_file, is_previous_format};
+use settee_store::{
+    Batch, LogOptions, OpenError, Stage, Store, StoreError, copy_file, is_previous_format, start_timeline,
+};
 
 use super::catalogue_entry::{CatalogueEntry, tombstone_number};
 use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
@@ -37,8 +41,6 @@ pub struct RestoreSummary {
     pub run: PathBuf,
     /// Number of bytes copied.
     pub bytes: u64,
-    /// A remark on the run for the operator.
-    pub note: Option<&'static str>,
     /// Databases that the run lacks: requests for them fail with an error that names the directory, until the
     /// directory is restored from another run, or the database is deleted.
     pub failed: Vec<FailedDatabase>,
@@ -83,23 +85,45 @@ pub async fn restore(env: &Env, backup: &Path, to: &Path) -> Result<RestoreSumma
         runs::remove(env, to).await?;
         return Err(damaged(&run, &differences));
     }
+    start_timelines(env, &contents, to).await?;
     renew(env, &to.join(UNFINISHED_CATALOGUE), &contents).await?;
     // Last: its absence marks an incomplete restore.
     directory::rename(engine, &to.join(UNFINISHED_CATALOGUE), &to.join(CATALOGUE_DIRECTORY)).await?;
     directory::sync(engine, to).await?;
     let bytes = contents.files.values().map(|file| file.length).sum();
-    let note = (!contents.has_checksums()).then_some(runs::NO_CHECKSUMS);
-    Ok(RestoreSummary { run, bytes, note, failed: contents.failed })
+    Ok(RestoreSummary { run, bytes, failed: contents.failed })
+}
+
+/// The path of a run's file in a restore that isn't complete.
+fn place_of(to: &Path, path: &str) -> PathBuf {
+    match Path::new(path).strip_prefix(CATALOGUE_DIRECTORY) {
+        Ok(name) => to.join(UNFINISHED_CATALOGUE).join(name),
+        Err(_) => to.join(path),
+    }
+}
+
+/// Starts a new timeline in each copied log. One that was damaged before it was backed up stays as it is: it can't
+/// be opened either.
+async fn start_timelines(env: &Env, contents: &Contents, to: &Path) -> Result<()> {
+    let within = contents.files.keys().filter(|path| path.contains('/'));
+    let directories: BTreeSet<PathBuf> =
+        within.filter_map(|path| Some(place_of(to, path).parent()?.to_path_buf())).collect();
+    for directory in directories {
+        match start_timeline(env, &directory).await {
+            Err(StoreError::Log(
+                error @ (OpenError::Damaged(_) | OpenError::Missing { .. } | OpenError::Behind { .. }),
+            )) => tracing::error!(%error, "a restored database is damaged: it was so when it was backed up"),
+            started => drop(started?),
+        }
+    }
+    Ok(())
 }
 
 /// Copies the files of a run, except the server's identity; the catalogue under another name. Returns the
 /// files that differ from the list, each with its difference.
 async fn copy_files(env: &Env, run: &Path, contents: &Contents, to: &Path) -> Result<Vec<(String, String)>> {
     let engine = &*env.engine;
-    let place_of = |path: &str| match Path::new(path).strip_prefix(CATALOGUE_DIRECTORY) {
-        Ok(name) => to.join(UNFINISHED_CATALOGUE).join(name),
-        Err(_) => to.join(path),
-    };
+    let place_of = |path: &str| place_of(to, path);
     let files = || contents.files.iter().filter(|(path, _)| *path != SERVER_IDENTITY_FILE);
     let mut directories: BTreeSet<PathBuf> =
         files().filter_map(|(path, _)| Some(place_of(path).parent()?.to_path_buf())).collect();
@@ -110,7 +134,7 @@ async fn copy_files(env: &Env, run: &Path, contents: &Contents, to: &Path) -> Re
     let mut differences = Vec::new();
     for (path, file) in files() {
         let copied = copy_file(env, &run.join(path), &place_of(path)).await?;
-        if file.checksum.is_some_and(|checksum| checksum != copied) {
+        if file.checksum != copied {
             differences.push((path.clone(), runs::OTHER_CHECKSUM.to_owned()));
         }
     }

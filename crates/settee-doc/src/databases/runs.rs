@@ -27,10 +27,11 @@ pub(super) const COMPLETE_FILE: &str = "complete";
 /// Name of the file in a run that is in progress or was interrupted.
 pub(super) const UNFINISHED_FILE: &str = "unfinished";
 
-const MAGIC: &str = "settee backup 3";
+/// What the first line of the list begins with, before the version.
+const MAGIC: &str = "settee backup ";
 
-/// Magic of runs made before checksums were recorded.
-const MAGIC_WITHOUT_CHECKSUMS: &str = "settee backup 2";
+/// Version of the list that this code writes.
+const LIST_VERSION: u32 = 4;
 
 /// Largest list of a run's files in bytes: some five million files.
 const LIST_SIZE_MAX: u64 = 1 << 30;
@@ -58,19 +59,27 @@ pub(super) struct Contents {
     pub(super) failed: Vec<FailedDatabase>,
 }
 
+/// Why bytes are not the list of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ListError {
+    /// They are damaged, and how.
+    Damaged(&'static str),
+    /// They are a whole list of another version.
+    Version(u32),
+}
+
 fn checksum(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }
 
 impl Contents {
     pub(super) fn encode(&self) -> String {
-        let mut text = format!("{MAGIC}\nmade {}\n", self.made_us);
+        let mut text = format!("{MAGIC}{LIST_VERSION}\nmade {}\n", self.made_us);
         for FailedDatabase { name, reason, directory_number } in &self.failed {
             let line = serde_json::json!([directory_number, name, reason]);
             writeln!(text, "failed {line}").expect("a String grows");
         }
         for (path, BackupFile { length, checksum, source }) in &self.files {
-            let checksum = checksum.expect("a new run has all checksums");
             let source = source.map_or("-".to_owned(), |source| {
                 format!("{}:{}:{}", source.device, source.inode, source.modified_ns)
             });
@@ -81,39 +90,35 @@ impl Contents {
         text
     }
 
-    /// Decodes the result of [`Contents::encode`]; the error describes the damage.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Contents, &'static str> {
-        let text = std::str::from_utf8(bytes).map_err(|_| "it isn't text")?;
-        let has_checksums = match text.lines().next() {
-            Some(MAGIC) => true,
-            Some(MAGIC_WITHOUT_CHECKSUMS) => false,
-            _ => return Err("it has another format"),
-        };
-        let (body, last) = text.split_at(text.rfind("checksum ").ok_or("it has no checksum")?);
+    /// Decodes the result of [`Contents::encode`].
+    pub(super) fn decode(bytes: &[u8]) -> Result<Contents, ListError> {
+        let damaged = ListError::Damaged;
+        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it isn't text"))?;
+        let (body, last) = text.split_at(text.rfind("checksum ").ok_or(damaged("it has no checksum"))?);
         if last.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n')) != Some(&checksum(body)) {
-            return Err("its checksum doesn't match");
+            return Err(damaged("its checksum doesn't match"));
+        }
+        let version = body.lines().next().and_then(|line| line.strip_prefix(MAGIC)?.parse().ok());
+        match version.ok_or(damaged("it isn't the list of a run"))? {
+            LIST_VERSION => {}
+            version => return Err(ListError::Version(version)),
         }
         let mut contents = Contents::default();
         for line in body.lines().skip(1) {
-            contents.take(line, has_checksums).ok_or("a line is malformed")?;
+            contents.take(line).ok_or(damaged("a line is malformed"))?;
         }
         Ok(contents)
     }
 
-    fn take(&mut self, line: &str, has_checksums: bool) -> Option<()> {
+    fn take(&mut self, line: &str) -> Option<()> {
         let (what, rest) = line.split_once(' ')?;
         match what {
             "made" => self.made_us = rest.parse().ok()?,
             "file" => {
-                let (length, rest) = rest.split_once(' ')?;
-                let mut file = BackupFile { length: length.parse().ok()?, checksum: None, source: None };
-                let mut path = rest;
-                if has_checksums {
-                    let mut parts = rest.splitn(3, ' ');
-                    file.checksum = Some(parts.next()?.parse().ok()?);
-                    file.source = parse_source(parts.next()?)?;
-                    path = parts.next()?;
-                }
+                let mut parts = rest.splitn(4, ' ');
+                let (length, checksum) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+                let file = BackupFile { length, checksum, source: parse_source(parts.next()?)? };
+                let path = parts.next()?;
                 let is_within = path.split('/').all(|part| !["", ".", ".."].contains(&part));
                 is_within.then(|| self.files.insert(path.to_owned(), file))?;
             }
@@ -140,7 +145,7 @@ impl Contents {
             let file = match known.get(&path) {
                 Some(file) => *file,
                 None => {
-                    let checksum = Some(checksum_file(env, &run.join(&path)).await?);
+                    let checksum = checksum_file(env, &run.join(&path)).await?;
                     BackupFile { length, checksum, source: None }
                 }
             };
@@ -156,11 +161,6 @@ impl Contents {
         within.map(|(path, file)| (path[prefix.len()..].to_owned(), *file)).collect()
     }
 
-    /// Whether the list has a checksum for every file.
-    pub(super) fn has_checksums(&self) -> bool {
-        self.files.values().all(|file| file.checksum.is_some())
-    }
-
     /// Whether the database with this directory number could not be copied.
     pub(super) fn lacks(&self, directory_number: u64) -> bool {
         self.failed.iter().any(|failed| failed.directory_number == directory_number)
@@ -169,7 +169,7 @@ impl Contents {
     /// Reads the file `complete` of a run; `None` if it doesn't exist.
     ///
     /// # Errors
-    /// `Internal` if it is damaged; or the system's error.
+    /// `Internal` if it is damaged, or of another version; or the system's error.
     pub(super) async fn read(env: &Env, run: &Path) -> Result<Option<Contents>> {
         let path = run.join(COMPLETE_FILE);
         let file = match File::open(&env.engine, &path, OpenMode::Read).await {
@@ -178,8 +178,17 @@ impl Contents {
         };
         let length = file.length().await?.min(LIST_SIZE_MAX);
         let bytes = file.read_exact_at(0, length as usize).await?;
-        let damaged = |what| Error::new(ErrorKind::Internal, format!("damaged: {}: {what}", path.display()));
-        Contents::decode(&bytes).map(Some).map_err(damaged)
+        let path = path.display();
+        Contents::decode(&bytes).map(Some).map_err(|error| match error {
+            ListError::Damaged(what) => Error::new(ErrorKind::Internal, format!("damaged: {path}: {what}")),
+            ListError::Version(found) => {
+                let reason = format!(
+                    "{path} has format {found}; this version reads {LIST_VERSION}: restore the run with the \
+                     version that made it"
+                );
+                Error::new(ErrorKind::Internal, reason)
+            }
+        })
     }
 
     /// Compares a run's files with this list: returns the path and a description of each file that is
@@ -275,10 +284,6 @@ pub(super) fn is_run_name(name: &str) -> bool {
 
 /// Description of a file whose contents aren't those that were backed up.
 pub(super) const OTHER_CHECKSUM: &str = "its checksum differs: it doesn't hold what was backed up";
-
-/// Remark on a run whose list has no checksums.
-pub(super) const NO_CHECKSUMS: &str = "this run was made by a version that recorded no checksums: of its files \
-     the lengths alone can be compared with what was backed up, and later runs share none of them";
 
 /// `None` if it is malformed.
 fn parse_source(text: &str) -> Option<Option<FileIdentity>> {
@@ -432,14 +437,14 @@ mod tests {
     fn a_list_has_golden_bytes_and_a_modified_one_is_refused() {
         let failed = FailedDatabase { name: "a\"b".into(), reason: "two\nlines".into(), directory_number: 7 };
         let source = Some(FileIdentity { device: 1, inode: 2, modified_ns: -3 });
-        let log = BackupFile { length: 4096, checksum: Some([0xab; 32].into()), source };
-        let other = BackupFile { length: 0, checksum: Some([1; 32].into()), source: None };
+        let log = BackupFile { length: 4096, checksum: [0xab; 32].into(), source };
+        let other = BackupFile { length: 0, checksum: [1; 32].into(), source: None };
         let files = BTreeMap::from([("catalogue/0000000001.log".to_owned(), log), ("x y".to_owned(), other)]);
         let contents = Contents { made_us: 12, files, failed: vec![failed] };
         let text = contents.encode();
         let (of_log, of_other) = ("ab".repeat(32), "01".repeat(32));
         let body = format!(
-            "settee backup 3\nmade 12\nfailed [7,\"a\\\"b\",\"two\\nlines\"]\n\
+            "settee backup 4\nmade 12\nfailed [7,\"a\\\"b\",\"two\\nlines\"]\n\
              file 4096 {of_log} 1:2:-3 catalogue/0000000001.log\nfile 0 {of_other} - x y\nchecksum "
         );
         assert!(text.starts_with(&body) && text.len() == body.len() + 33, "{text}");
@@ -453,7 +458,20 @@ mod tests {
         for path in ["../x", "/x", "databases//x", "."] {
             let files = BTreeMap::from([(path.to_owned(), other)]);
             let text = Contents { files, ..Contents::default() }.encode();
-            assert_eq!(Contents::decode(text.as_bytes()), Err("a line is malformed"), "{path}");
+            assert_eq!(
+                Contents::decode(text.as_bytes()),
+                Err(ListError::Damaged("a line is malformed")),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_list_of_another_version_is_distinguished_from_damage() {
+        for version in [2, 3, 5] {
+            let body = format!("settee backup {version}\nmade 12\n");
+            let text = format!("{body}checksum {}\n", checksum(&body));
+            assert_eq!(Contents::decode(text.as_bytes()), Err(ListError::Version(version)));
         }
     }
 }

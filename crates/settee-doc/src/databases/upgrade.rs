@@ -259,6 +259,7 @@ impl Upgrade<'_> {
     fn observe(&self, event: CheckEvent, problems: &Mutex<Problems>) {
         match event {
             CheckEvent::Progress(done, all) => self.report(UpgradeEvent::Progress(done, all)),
+            CheckEvent::Timelines(_) => {}
             // What a crash left: it was never acknowledged.
             CheckEvent::Problem(problem) if problem.is_doubtful => {}
             CheckEvent::Problem(problem) => {

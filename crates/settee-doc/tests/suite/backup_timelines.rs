@@ -209,22 +209,17 @@ fn a_restored_database_is_another_incarnation_and_a_position_past_its_end_means_
     .unwrap();
 }
 
-/// A run's list without checksums.
-fn without_checksums(list: &[u8]) -> String {
-    let text = std::str::from_utf8(list).unwrap().replace("settee backup 3", "settee backup 2");
-    let mut old = String::new();
-    for line in text.lines().filter(|line| !line.starts_with("checksum ")) {
-        match line.splitn(5, ' ').collect::<Vec<_>>()[..] {
-            ["file", length, _, _, path] => old += &format!("file {length} {path}\n"),
-            _ => old += &format!("{line}\n"),
-        }
-    }
-    let checksum = blake3::hash(old.as_bytes()).to_hex();
-    old + &format!("checksum {}\n", &checksum[..32])
+/// A run's list as another version would write it.
+fn of_version(list: &[u8], version: u32) -> Vec<u8> {
+    let text = std::str::from_utf8(list).unwrap();
+    let body = text[..text.rfind("checksum ").unwrap()]
+        .replace("settee backup 4", &format!("settee backup {version}"));
+    let checksum = blake3::hash(body.as_bytes()).to_hex();
+    format!("{body}checksum {}\n", &checksum[..32]).into_bytes()
 }
 
 #[test]
-fn a_run_without_checksums_is_restored_by_lengths_and_the_next_shares_nothing_with_it() {
+fn a_run_of_another_version_is_refused_by_name_and_the_next_shares_nothing_with_it() {
     let disk = SimDisk::new(4);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -234,26 +229,135 @@ fn a_run_without_checksums_is_restored_by_lengths_and_the_next_shares_nothing_wi
         write(&databases, (0..5).map(|id| (format!("doc-{id}"), "{}".to_owned()))).await;
         disk.write_file("data/server-uuid", *b"of the original");
         databases.backup(Path::new(BACKUP), &["server-uuid"]).await.unwrap();
-        let list = without_checksums(&disk.read_file("backup/000001/complete").unwrap());
-        disk.write_file("backup/000001/complete", list.clone().into_bytes());
-        let mut remarks = Vec::new();
-        let place = Path::new("/backup/000001");
-        let offline = OfflineDatabases::open(&env, place, DatabasesOptions::default()).await.unwrap();
-        let report =
-            |event| remarks.extend(if let OfflineEvent::Note(text) = event { Some(text) } else { None });
-        assert_eq!(offline.check(None, report).await.unwrap().problem_count, 0);
-        assert!(remarks.len() == 1 && remarks[0].contains("no checksums"), "{remarks:?}");
-        let restored = restore(&env, Path::new(BACKUP), Path::new("/copy")).await.unwrap();
-        assert!(restored.note.unwrap().contains("no checksums"));
-        assert_eq!(disk.read_file("copy/server-uuid"), None);
-        let copy = open(&env, "/copy").await;
-        assert_eq!(contents(&copy).await, contents(&databases).await);
+        let list = disk.read_file("backup/000001/complete").unwrap();
+        for version in [2, 3, 5] {
+            disk.write_file("backup/000001/complete", of_version(&list, version));
+            let error = restore(&env, Path::new(BACKUP), Path::new("/copy")).await.unwrap_err().to_string();
+            let words = format!("has format {version}; this version reads 4");
+            assert!(error.contains(&words) && error.contains("/backup/000001/complete"), "{error}");
+            assert!(directory::list(&*env.engine, Path::new("/copy")).await.unwrap().is_empty());
+            let found = problems(&env, "/backup/000001", None).await;
+            assert!(found.len() == 1 && found[0].contains(&words), "{found:?}");
+        }
         let made = databases.backup(Path::new(BACKUP), &[]).await.unwrap();
         assert_eq!(made.files.linked_count, 0, "{made:?}");
         let made = databases.backup(Path::new(BACKUP), &[]).await.unwrap();
         assert_eq!(made.files.copied_count, 0, "{made:?}");
         let restored = restore(&env, Path::new(BACKUP), Path::new("/newer")).await.unwrap();
-        assert_eq!((restored.note, restored.run), (None, Path::new("/backup/000003").to_path_buf()));
+        assert_eq!(restored.run, Path::new("/backup/000003"));
+        // The server's identity isn't restored.
+        disk.write_file("backup/000001/complete", list);
+        restore(&env, Path::new("/backup/000001"), Path::new("/copy")).await.unwrap();
+        assert_eq!(disk.read_file("copy/server-uuid"), None);
+        let copy = open(&env, "/copy").await;
+        assert_eq!(contents(&copy).await, contents(&databases).await);
     })
     .unwrap();
+}
+
+/// What a check says of a place's databases beside problems, of which there must be none.
+async fn notes(env: &Env, place: &str) -> Vec<String> {
+    let mut notes = Vec::new();
+    let offline = OfflineDatabases::open(env, Path::new(place), DatabasesOptions::default()).await.unwrap();
+    let report = |event| notes.extend(if let OfflineEvent::Note(text) = event { Some(text) } else { None });
+    assert_eq!(offline.check(None, report).await.unwrap().problem_count, 0, "{place}");
+    notes
+}
+
+#[test]
+fn each_restore_starts_a_timeline_and_check_shows_them() {
+    let sim = Sim::new(5);
+    let env = sim.env();
+    sim.run(async {
+        let mut databases = open(&env, "/data").await;
+        databases.create(NAME).await.unwrap();
+        for round in 0..3_usize {
+            let docs = (0..5).map(|id| (format!("doc-{round}-{id}"), "{}".to_owned()));
+            write(&databases, docs).await;
+            if round == 1 {
+                databases.get(NAME).await.unwrap().compact().await.unwrap();
+            }
+            back_up(&databases).await;
+            let expected = contents(&databases).await;
+            databases.close().await.unwrap();
+            let (run, to) = (format!("{BACKUP}/{:06}", round + 1), format!("/copy/{round}"));
+            restore(&env, Path::new(&run), Path::new(&to)).await.unwrap();
+            // The catalogue, and the database.
+            let shown = notes(&env, &to).await;
+            assert_eq!(shown.len(), 2, "{shown:?}");
+            for note in &shown {
+                let restored: Vec<u64> = note
+                    .strip_prefix("restored from a backup after update ")
+                    .unwrap()
+                    .split(", ")
+                    .map(|number| number.parse().unwrap())
+                    .collect();
+                assert!(restored.len() == round + 1 && restored.is_sorted(), "{note}");
+            }
+            databases = open(&env, &to).await;
+            assert_eq!(contents(&databases).await, expected);
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_power_loss_during_a_restore_leaves_no_databases_or_all_of_them() {
+    let whole = SimDisk::new(6);
+    let sim = Sim::with_disk(&whole);
+    let expected = sim
+        .run(async {
+            let env = sim.env();
+            let databases = open(&env, "/data").await;
+            for name in [NAME, "other"] {
+                databases.create(name).await.unwrap();
+            }
+            write(&databases, (0..20).map(|id| (format!("doc-{id}"), "{}".to_owned()))).await;
+            databases.get(NAME).await.unwrap().compact().await.unwrap();
+            write(&databases, (20..25).map(|id| (format!("doc-{id}"), "{}".to_owned()))).await;
+            back_up(&databases).await;
+            contents(&databases).await
+        })
+        .unwrap();
+    let with_backup = || {
+        let disk = SimDisk::new(7);
+        for path in whole.paths().into_iter().filter(|path| path.starts_with("backup")) {
+            disk.write_file(&path, whole.read_file(&path).unwrap());
+        }
+        disk
+    };
+    let restored = async |env: &Env| restore(env, Path::new(BACKUP), Path::new("/copy")).await.map(drop);
+    let disk = with_backup();
+    let start = disk.operation_count();
+    let sim = Sim::with_disk(&disk);
+    sim.run(async { restored(&sim.env()).await.unwrap() }).unwrap();
+    let (mut none, mut all) = (0, 0);
+    for crash_at in start..disk.operation_count() {
+        let disk = with_backup().crash_at_operation(crash_at);
+        let sim = Sim::with_disk(&disk);
+        let ended = sim.run(async { restored(&sim.env()).await });
+        assert!(ended.is_none(), "at {crash_at}: the power fails");
+        let disk = disk.after_power_loss();
+        let has_catalogue = disk.paths().iter().any(|path| path.starts_with("copy/catalogue"));
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let opened = Databases::open(env.clone(), Path::new("/copy")).await;
+            if !has_catalogue {
+                let is_none = opened.map_or(true, |databases| databases.names().is_empty());
+                assert!(is_none, "at {crash_at}");
+                none += 1;
+                return;
+            }
+            let databases = opened.unwrap_or_else(|error| panic!("at {crash_at}: {error}"));
+            assert_eq!(contents(&databases).await, expected, "at {crash_at}");
+            write(&databases, (30..32).map(|id| (format!("doc-{id}"), "{}".to_owned()))).await;
+            databases.close().await.unwrap();
+            drop(databases);
+            assert_eq!(notes(&env, "/copy").await.len(), 2, "at {crash_at}");
+            all += 1;
+        })
+        .unwrap();
+    }
+    assert!(none > 20 && all > 0, "{none} {all}");
 }

@@ -7,15 +7,11 @@ use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader};
 use crate::frames::{FrameChain, Tail};
 use crate::types::Location;
 
-/// Passes each record of a segment's frames up to `end` to `visit`, and returns where the whole frames end.
+/// Passes each record of a segment's frames to `visit`, and returns where the whole frames end.
 pub(super) async fn walk(
-    file: &File,
-    header: &SegmentHeader,
-    checksum: u64,
-    end: u64,
+    chain: &mut FrameChain<'_>,
     mut visit: impl FnMut(Location, RecordRef<'_>),
 ) -> Result<Tail, settee_io::Error> {
-    let mut chain = FrameChain::new(file, header, checksum, end);
     while let Some(frame) = chain.next().await? {
         frame.records().for_each(|(location, record)| visit(location, record));
     }
@@ -69,7 +65,7 @@ async fn walk_segment(
         Ok((header, checksum)) if header.segment == segment => (header, checksum),
         _ => return Err(damaged(file, 0, "its header isn't that of the segment")),
     };
-    Ok(walk(file, &header, checksum, end, visit).await?)
+    Ok(walk(&mut FrameChain::new(file, &header, checksum, end), visit).await?)
 }
 
 fn damaged(file: &File, offset: u64, what: &'static str) -> ReadError {

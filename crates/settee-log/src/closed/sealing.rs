@@ -8,8 +8,9 @@ use settee_io::{Damage, File, OnPanic};
 
 use super::scan::walk;
 use crate::error::is_no_space;
+use crate::file_digest::FileHasher;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
-use crate::frames::Tail;
+use crate::frames::{FrameChain, Tail};
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, footer_start};
 use crate::segment_name::segment_path;
 use crate::shared::Shared;
@@ -116,14 +117,17 @@ impl Shared {
         else {
             return Ok(false);
         };
-        if SegmentIndex::open(file.clone(), number, header.epoch).await.is_ok() {
+        let frames_end = (following.previous_end, following.previous_checksum);
+        if let Ok(index) = SegmentIndex::open(file.clone(), number, header.epoch).await
+            && (index.trailer().frames_end, index.trailer().frames_checksum) == frames_end
+        {
             // A process that was killed may have left it only in the page cache.
             file.sync().await?;
             return Ok(true);
         }
         let end = following.previous_end;
-        let (builder, tail) = index_of_segment(&file, &header, checksum, end).await?;
-        if (tail.end, tail.checksum) != (end, following.previous_checksum) {
+        let (builder, tail, mut hasher) = index_of_segment(&file, &header, checksum, end).await?;
+        if (tail.end, tail.checksum) != frames_end {
             let (path, what) = (segment_path(&self.directory, number), "a frame is damaged");
             return Err(SegmentIndexError::Damaged(Damage { path, offset: tail.end, what }));
         }
@@ -141,6 +145,9 @@ impl Shared {
         file.sync().await?;
         file.write_at(trailer_start, trailer).await?;
         file.sync().await?;
+        hasher.read_to(&file, start).await?;
+        hasher.update(start, &blocks);
+        segment.set_digest(hasher.finish());
         Ok(true)
     }
 }
@@ -157,18 +164,21 @@ async fn header(file: &File) -> Result<Option<(SegmentHeader, u64)>, settee_io::
     Ok(SegmentHeader::decode(&bytes).ok())
 }
 
-/// Builds the segment index of a segment's frames up to `end`, and returns where the whole frames end.
+/// Builds the segment index of a segment's frames up to `end`. Returns it, where the whole frames end, and the
+/// hasher of the bytes read.
 async fn index_of_segment(
     file: &File,
     header: &SegmentHeader,
     checksum: u64,
     end: u64,
-) -> Result<(SegmentIndexBuilder, Tail), settee_io::Error> {
+) -> Result<(SegmentIndexBuilder, Tail, Box<FileHasher>), settee_io::Error> {
     let mut builder = SegmentIndexBuilder::new(header.segment, header.epoch);
     let push = |location: Location, record: RecordRef<'_>| {
         let RecordRef { seq, flags, key, meta, .. } = record;
         builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
     };
-    let tail = walk(file, header, checksum, end, push).await?;
-    Ok((builder, tail))
+    let mut chain = FrameChain::new(file, header, checksum, end);
+    chain.reader.hasher = Some(Box::default());
+    let tail = walk(&mut chain, push).await?;
+    Ok((builder, tail, chain.reader.hasher.take().unwrap_or_default()))
 }

@@ -14,6 +14,7 @@ use crate::segment_index::EntryRef;
 use crate::segment_set::{ChunkCache, Segment, SegmentSet};
 use crate::shared::Shared;
 use crate::state::{Continuation, LogState};
+use crate::timeline::Timelines;
 use crate::types::{Location, Seq, TimelineId};
 use crate::watermark::{Position, Watermark};
 
@@ -119,8 +120,9 @@ impl Log {
             if options.direct {
                 file.set_direct(true).await?;
             }
-            let epoch = found.segments.get(&number).map_or(0, |meta| meta.epoch);
-            set.insert(Arc::new(Segment::of_log(env, number, epoch, file)));
+            let (epoch, timeline) =
+                found.segments.get(&number).map_or((0, 0), |meta| (meta.epoch, meta.timeline));
+            set.insert(Arc::new(Segment::of_log(env, number, epoch, timeline, file)));
         }
         let end =
             Watermark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
@@ -128,15 +130,23 @@ impl Log {
         if let Some(segment) = &mut open {
             segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
         }
+        let (timelines, timeline) = match found.timelines.current() {
+            Some(current) => (found.timelines, current.id),
+            None => {
+                let id = TimelineId(env.random_bytes());
+                (Timelines::first(id), id)
+            }
+        };
         let continuation = Continuation {
-            timeline: found.timeline.unwrap_or_else(|| TimelineId(env.random_bytes())),
+            timeline,
+            timeline_index: timelines.current_index(),
             epoch: found.epoch + 1,
             tail: found.tail,
             is_marked,
         };
         let (pool, oldest) = (env.buffers.clone(), set.listed_to() + 1);
         let state = LogState::new(options, pool, end, continuation, open, found.segments, oldest);
-        let shared = Shared::new(env, directory, locked, options, chunks, set, state);
+        let shared = Shared::new(env, directory, locked, options, chunks, (set, timelines), state);
         Ok((Log { shared }, found.summary))
     }
 }

@@ -14,6 +14,7 @@ use crate::manifest::Manifest;
 use crate::segment_index::{SegmentIndex, SegmentIndexError};
 use crate::segment_name::segment_path;
 use crate::segment_set::SegmentSet;
+use crate::timeline::Timelines;
 use crate::types::{SegmentInfo, Seq};
 
 impl Log {
@@ -100,7 +101,13 @@ impl Log {
     /// A manifest for a copy of the listed files of a set, with the user's lines `user`.
     pub fn manifest_of(&self, set: &SegmentSet, user: String) -> Manifest {
         let (next_file, listed_to) = (self.shared.file_numbers.peek(), set.listed_to());
-        Manifest { number: 1, next_file, listed_to, segments: set.names(), user }
+        let timelines = self.shared.timelines.clone();
+        Manifest { number: 1, next_file, listed_to, timelines, segments: set.names(), user }
+    }
+
+    /// The log's timelines. Records are appended to the last one.
+    pub fn timelines(&self) -> &Timelines {
+        &self.shared.timelines
     }
 
     /// Sets how many live bytes of this log are in listed segments; the log includes them when it sizes its

@@ -13,14 +13,17 @@ use crate::format::{
 use crate::frames::{FrameReader, Remainder};
 use crate::manifest::Manifest;
 use crate::segment_name::{segment_number, segment_path};
-use crate::types::TimelineId;
+use crate::timeline::Timelines;
 
 /// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
 /// completed yet; the current one, to which nothing is written until then; and the preallocated next one.
 pub(super) const TORN_SEGMENT_COUNT_MAX: usize = 3;
 
-/// Error text for a segment of another log.
-const FOREIGN: &str = "it belongs to another log";
+/// Error text for a segment of another log, or of another copy of this one.
+const FOREIGN: &str = "it belongs to another log, or to another timeline of this one";
+/// Error text for a segment of an earlier timeline that goes on after the record where the next one begins.
+pub(super) const BEYOND_TIMELINE: &str =
+    "it goes on after its timeline's end: it isn't this copy's, or damaged";
 /// Error text for a segment whose header is not whole.
 pub(super) const DAMAGED_HEADER: &str = "its header is damaged";
 
@@ -132,11 +135,24 @@ impl Segment {
 
     /// Checks that this segment, which the manifest covers and doesn't name, isn't another log's, as far as its
     /// header shows.
-    pub(super) fn check_left_over(&self, timeline: Option<TimelineId>) -> Result<(), OpenError> {
-        // The header of a file that is about to be recycled was zeroed.
-        let is_foreign =
-            self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.timeline) != timeline;
-        if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
+    pub(super) fn check_left_over(&self, timelines: &Timelines) -> Result<(), OpenError> {
+        match self.header {
+            // The header of a file that is about to be recycled was zeroed.
+            Err(HeaderError::Invalid) => Ok(()),
+            _ => self.timeline(timelines).map(drop),
+        }
+    }
+
+    /// The index of its timeline among those of the log. Fails if the segment begins outside of it.
+    pub(super) fn timeline(&self, timelines: &Timelines) -> Result<u32, OpenError> {
+        let (header, _) = self.header()?;
+        let index = timelines.index_of(header.timeline).ok_or_else(|| self.damaged(0, FOREIGN))?;
+        let (after, last_seq) = (timelines.after(index), timelines.last_seq(index).0);
+        match header.first_seq {
+            seq if seq <= after => Err(self.damaged(0, "it begins before its timeline")),
+            seq if seq - 1 > last_seq => Err(self.damaged(0, BEYOND_TIMELINE)),
+            _ => Ok(index),
+        }
     }
 
     /// Removes the file, or sets it aside if its header is damaged.
@@ -160,7 +176,7 @@ impl Segment {
     /// Checks that the headers allow this segment to follow the segment `before`.
     pub(super) fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
         let ((header, _), (before, _)) = (self.header()?, before.header()?);
-        if header.timeline != before.timeline || header.epoch < before.epoch {
+        if header.epoch < before.epoch {
             return Err(self.damaged(0, FOREIGN));
         }
         Ok(())

@@ -15,6 +15,7 @@ use super::block_index::{SparseBlockIndex, address};
 use super::chunks::{CHUNK_BYTES, ChunkCache, FileChunks};
 use super::stored_file::StoredFile;
 use crate::error::ReadError;
+use crate::file_digest::FileDigest;
 use crate::format::{Flags, Record};
 use crate::read_policy::read_policy;
 use crate::segment_index::{SegmentIndex, SegmentIndexError, Trailer};
@@ -27,7 +28,7 @@ const BY_CHUNKS: ReadPolicy = match Alignment::new(CHUNK_BYTES) {
 };
 
 /// A segment's file as the manifest names it: the log's, or one that replaced several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentName {
     /// Number of the first segment whose records it holds.
     pub first: u32,
@@ -42,12 +43,16 @@ pub struct SegmentName {
     pub bytes: u64,
     /// Nothing that was garbage as of this `Seq` is in it; 0 as the log wrote it.
     pub clean_to: u64,
+    /// Index of the timeline under which it was written, among those of the log.
+    pub timeline: u32,
+    /// What identifies the bytes of the file; of length 0 if the log may still write to it.
+    pub digest: FileDigest,
 }
 
 impl SegmentName {
     /// A segment as the log writes it.
     pub fn of_log(number: u32, epoch: u32, bytes: u64) -> SegmentName {
-        SegmentName { first: number, last: number, generation: 0, epoch, bytes, clean_to: 0 }
+        SegmentName { first: number, last: number, epoch, bytes, ..SegmentName::default() }
     }
 
     /// The file's name in the log's directory.
@@ -70,6 +75,8 @@ pub struct Segment {
     chunks: Option<FileChunks>,
     /// [`SegmentName::clean_to`], raised by what has become known since the manifest was written.
     clean_to: AtomicU64,
+    /// [`SegmentName::digest`], once the segment is sealed.
+    digest: OnceCell<FileDigest>,
     contents: OnceCell<SegmentContents>,
     tombstone_bytes: OnceCell<u64>,
 }
@@ -122,14 +129,16 @@ impl Segment {
             block_index: OnceCell::new(),
             chunks: None,
             clean_to: AtomicU64::new(name.clean_to),
+            digest: OnceCell::new(),
             contents: OnceCell::new(),
             tombstone_bytes: OnceCell::new(),
         }
     }
 
     /// A segment of the log in a file that is open.
-    pub(crate) fn of_log(env: &Env, number: u32, epoch: u32, file: Arc<File>) -> Segment {
-        Segment::of(SegmentName::of_log(number, epoch, 0), Arc::new(StoredFile::opened(env, file)))
+    pub(crate) fn of_log(env: &Env, number: u32, epoch: u32, timeline: u32, file: Arc<File>) -> Segment {
+        let name = SegmentName { timeline, ..SegmentName::of_log(number, epoch, 0) };
+        Segment::of(name, Arc::new(StoredFile::opened(env, file)))
     }
 
     /// A new segment in a file that was just written.
@@ -143,9 +152,26 @@ impl Segment {
         Segment { block_index: OnceCell::new_with(Some(block_index)), ..segment }
     }
 
-    /// This segment of the log, of which `bytes` bytes are frames, once nothing is appended to it any more.
-    pub(crate) fn closed(&self, bytes: u64) -> Segment {
-        Segment::of(SegmentName { bytes, ..self.name }, self.file.clone())
+    /// This segment of the log, of which `bytes` bytes are frames, once it is sealed and its digest is known.
+    pub(crate) fn sealed(&self, bytes: u64, digest: FileDigest) -> Segment {
+        Segment::of(SegmentName { bytes, digest, ..self.name }, self.file.clone())
+    }
+
+    /// The digest of this segment of the log, if it is known.
+    pub(crate) fn known_digest(&self) -> Option<FileDigest> {
+        self.digest.get().copied()
+    }
+
+    /// Records the digest of this segment of the log, which is sealed.
+    pub(crate) fn set_digest(&self, digest: FileDigest) {
+        // Sealing and listing find the same one.
+        let _ = self.digest.set(digest);
+    }
+
+    /// The digest of this segment of the log, which must be sealed. The first call reads the file, unless the
+    /// digest is known from its sealing.
+    pub(crate) async fn find_digest(&self) -> Result<FileDigest, settee_io::Error> {
+        self.digest.get_or_try_init(async || FileDigest::of(&*self.file().await?).await).await.copied()
     }
 
     /// Keeps the segment's chunks in a cache, if there is one.

@@ -46,6 +46,8 @@ pub(crate) struct PreallocatedSegment {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentMeta {
     pub epoch: u32,
+    /// Index of its timeline.
+    pub timeline: u32,
     pub first_seq: u64,
     /// Size of its frames in bytes, header included. For the open segment this is its size when the log was
     /// opened: 0 if the segment was begun since.
@@ -57,6 +59,8 @@ pub(crate) struct SegmentMeta {
 #[derive(Clone, Copy)]
 pub(crate) struct Continuation {
     pub timeline: TimelineId,
+    /// Its index among the log's timelines.
+    pub timeline_index: u32,
     /// Number of this opening of the log; grows with each opening.
     pub epoch: u32,
     /// Where the log ended when it was opened.
@@ -199,7 +203,7 @@ impl Segments {
     /// Makes the new segment the open one. The log ends at `accepted`.
     pub(super) fn begin(&mut self, new: PreallocatedSegment, bytes_max: u32, accepted: Watermark) {
         let PreallocatedSegment { number, file, allocated, is_reused } = new;
-        let Continuation { timeline, epoch, tail, .. } = self.continuation;
+        let Continuation { timeline, timeline_index, epoch, tail, .. } = self.continuation;
         let (mut previous_end, mut previous_checksum) = (tail.end, tail.checksum);
         if let Some(open) = &self.open {
             // Without the padding after the last frame.
@@ -220,21 +224,26 @@ impl Segments {
             previous_end,
             previous_checksum,
         };
-        self.all.insert(number, SegmentMeta { epoch, first_seq: header.first_seq, bytes: 0 });
+        self.all.insert(
+            number,
+            SegmentMeta { epoch, timeline: timeline_index, first_seq: header.first_seq, bytes: 0 },
+        );
         let seed = header.frame_seed();
         let (header, checksum) = header.encode();
         let header = Some(header);
         self.open = Some(OpenSegment { number, epoch, seed, file, bytes_max, allocated, checksum, header });
     }
 
-    /// The close mark of a log that ends at `accepted`; `None` if the log is empty, or still ends with the mark
-    /// found when it was opened.
+    /// The close mark of a log that ends at `accepted`; `None` if the log is empty, still ends with the mark
+    /// found when it was opened, or ends in a segment of an earlier timeline, to which nothing is written: the
+    /// manifest says which record is the last one there.
     pub(super) fn close_mark(&self, accepted: Watermark) -> Option<[u8; FRAME_HEADER_SIZE]> {
-        let Continuation { timeline, tail, is_marked, .. } = self.continuation;
+        let Continuation { timeline, timeline_index, tail, is_marked, .. } = self.continuation;
         let (segment, persisted) = (accepted.at.segment(), accepted.at.offset());
         if is_marked && (tail.segment, tail.end) == (segment, persisted.into()) {
             return None;
         }
+        let meta = self.all.get(&segment).filter(|meta| meta.timeline == timeline_index)?;
         let previous = match self.open.as_ref().filter(|open| open.number == segment) {
             Some(open) => open.checksum,
             // A segment without frames has begun since, whose header has the checksum, or none has.
@@ -247,7 +256,7 @@ impl Segments {
             seed: FrameSeed::of(timeline),
             length: 0,
             segment,
-            epoch: self.all.get(&segment)?.epoch,
+            epoch: meta.epoch,
             first_seq: accepted.seq + 1,
             record_count: 0,
             persisted,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::future::join3;
 use settee_io::{Damage, Env, File, IdleHandles, OpenMode, OperationKind, directory};
 use settee_log::{
-    Batch, Edit, EntryRef, Flags, Location, Log, LogOptions, Manifest, OpenError, ReadError, RecordRef,
-    SegmentIndex, Seq, Stage, read_record, scan_segment,
+    Batch, Edit, EntryRef, FileChecksum, FileDigest, Flags, Location, Log, LogOptions, Manifest, OpenError,
+    ReadError, RecordRef, Segment, SegmentIndex, Seq, Stage, read_record, scan_segment,
 };
 use settee_sim::{Sim, SimDisk, seeds};
 
@@ -179,6 +179,7 @@ fn listed_segments_stay_unchanged_and_the_log_continues_without_them() {
             assert_eq!(log.stats().file_bytes, bytes - listed_bytes, "seed={seed}");
             let set = log.segment_set();
             assert_eq!((set.listed_to(), set.listed_bytes()), (below - 1, listed_bytes), "seed={seed}");
+            set.listed().for_each(|segment| check_digest(&disk, segment, &format!("seed={seed}")));
             assert!(log.segment_index(1).await.is_ok());
             assert_eq!(log.read(locations[0]).await.unwrap().seq(), Seq(1), "seed={seed}");
             let files: Vec<_> = (1..below).map(|number| disk.read_file(path(number)).unwrap()).collect();
@@ -223,7 +224,8 @@ fn r24_a_manifest_that_is_older_than_the_log_or_missing_is_refused() {
             matches!(&opened, Err(OpenError::Missing { path }) if path == Path::new(MANIFEST)),
             "{opened:?}"
         );
-        let old = Manifest { number: 1, ..Manifest::default() };
+        let timelines = log.timelines().clone();
+        let old = Manifest { number: 1, timelines, ..Manifest::default() };
         old.write(&env, Path::new(DIRECTORY)).await.unwrap();
         let opened = open_after(&env, Seq(0)).await.map(|(_, found)| found);
         let is_named =
@@ -525,6 +527,14 @@ async fn work(env: &Env, acknowledged: &Mutex<u64>) {
     log.close().await.unwrap();
 }
 
+/// Compares a listed segment's length and checksum with its file.
+fn check_digest(disk: &SimDisk, segment: &Segment, case: &str) {
+    let bytes = disk.read_file(segment.path()).unwrap();
+    let checksum = FileChecksum(*blake3::hash(&bytes).as_bytes());
+    let digest = FileDigest { length: bytes.len() as u64, checksum };
+    assert_eq!(segment.name.digest, digest, "{case}: {segment:?}");
+}
+
 #[test]
 fn an_edit_on_a_full_disk_has_reserved_space() {
     let disk = SimDisk::new(1);
@@ -599,6 +609,7 @@ fn no_power_loss_in_an_edit_loses_a_record() {
                         let segment_index = segment.segment_index().await;
                         let segment_index = segment_index.unwrap_or_else(|error| panic!("{case}: {error}"));
                         assert!(segment_index.trailer().last_seq <= after, "{case}: {segment:?}");
+                        check_digest(&disk, segment, &case);
                     }
                     let is_listed = |number: &u32| set.get(*number).is_some();
                     let files = |number: &u32| disk.read_file(path(*number)).is_some();

@@ -17,4 +17,5 @@ mod refusals;
 mod reservation;
 mod start;
 mod streams;
+mod timelines;
 mod waiting;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use settee_io::{Damage, OperationKind, directory};
 use settee_log::{
-    Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, Manifest, OpenError, Recovery,
-    SegmentIndexBuilder, SegmentName, Seq, Stage, footer_start,
+    Batch, Entry, EntryRef, FileDigest, Flags, Location, Log, LogOptions, Manifest, OpenError, Recovery,
+    SegmentIndexBuilder, SegmentName, Seq, Stage, TimelineId, Timelines, footer_start,
 };
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
@@ -143,8 +143,14 @@ async fn write_manifest(env: &settee_io::Env, disk: &SimDisk, first_segment: u32
     directory::create(&*env.engine, Path::new(DIRECTORY)).await.unwrap();
     let listed_to = first_segment.saturating_sub(1);
     let is_there = |number: &u32| disk.read_file(path(*number)).is_some();
-    let segments = (1..=listed_to).filter(is_there).map(|number| SegmentName::of_log(number, 1, 512));
-    let manifest = Manifest { number: 1, listed_to, segments: segments.collect(), ..Manifest::default() };
+    let digest = FileDigest { length: 512, ..FileDigest::default() };
+    let name = |number| SegmentName { digest, ..SegmentName::of_log(number, 1, 512) };
+    let segments = (1..=listed_to).filter(is_there).map(name).collect();
+    let header =
+        (1..100).filter_map(|number| disk.read_file(path(number))).find(|file| file.starts_with(b"SETTEELG"));
+    let id = header.map_or([1; 16], |header| header[24..40].try_into().unwrap());
+    let timelines = Timelines::first(TimelineId(id));
+    let manifest = Manifest { number: 1, listed_to, timelines, segments, ..Manifest::default() };
     manifest.write(env, Path::new(DIRECTORY)).await.unwrap();
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use settee_io::File;
-use settee_log::{DamagedRange, Location, RecordRef, SegmentCheck, Seq, check_segment};
+use settee_log::{DamagedRange, Location, RecordRef, SegmentCheck, Seq, Timelines, check_segment};
 
 use super::problem::{Problem, Touched};
 use super::row::RecordRow;
@@ -32,8 +32,10 @@ impl Survey<'_> {
             }
             false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
         };
-        let checked =
-            check_segment(file, number, source.end, self.timeline, known, self.format, visit).await?;
+        // A segment whose header is damaged is of the timeline that the manifest says, or probably of the last one.
+        let listed = self.timelines.iter().nth(source.name.timeline as usize).filter(|_| source.is_listed);
+        let timeline = listed.copied().or(self.timelines.current()).map(|timeline| timeline.id);
+        let checked = check_segment(file, number, source.end, timeline, known, self.format, visit).await?;
         let segment_index =
             self.open_segment_index(source, file, out.is_none(), checked.unused_start).await?;
         let mut missed = Missed::new(&checked.damage);
@@ -80,8 +82,17 @@ impl Survey<'_> {
         let number = source.name.first;
         let before = self.log_end.take().filter(|before| before.number + 1 == number);
         if let Some(head) = checked.head {
-            if *self.timeline.get_or_insert(head.timeline) != head.timeline {
-                self.report(&source.path, 24, "it belongs to another log", Touched::Unknown);
+            if self.timelines.count() == 0 {
+                self.timelines = Timelines::first(head.timeline);
+            }
+            let index = self.timelines.index_of(head.timeline);
+            let is_other = source.is_listed && self.manifest.is_some() && index != Some(source.name.timeline);
+            if is_other || index.is_none() {
+                let what = "it belongs to another log, or to another timeline of this one";
+                self.report(&source.path, 24, what, Touched::Unknown);
+            } else if index.is_some_and(|index| checked.last_seq > self.timelines.last_seq(index)) {
+                let what = "it goes on after its timeline's end: it isn't this copy's";
+                self.report(&source.path, 24, what, Touched::Unknown);
             }
             if let Some(before) = before {
                 if (head.previous_end, head.previous_checksum) != (before.end, before.checksum) {

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::{Damage, Env, File, OpenMode, directory};
-use settee_log::{MANIFEST_FILE, ReadFormat, Segment, SegmentHead, SegmentIndex, SegmentName, segment_head};
+use settee_log::{
+    MANIFEST_FILE, ReadFormat, Segment, SegmentHead, SegmentIndex, SegmentName, Timelines, segment_head,
+};
 use settee_tree::{Tree, TreeError};
 
 use super::previous;
-use super::problem::{Problem, Touched};
+use super::problem::{CheckEvent, Problem, Touched};
 use super::survey::{SegmentSource, Survey};
 use crate::error::StoreError;
 use crate::index::IndexAggregates;
@@ -120,7 +122,15 @@ impl Survey<'_> {
             found.pop();
         }
         let heads = || found.iter().rev().filter_map(|(_, _, _, head)| head.as_ref().ok());
-        self.timeline = heads().next().map(|head| head.timeline);
+        if let Some(manifest) = &self.manifest {
+            self.timelines = manifest.log.timelines.clone();
+            if self.timelines.count() > 1 {
+                (self.on_event)(CheckEvent::Timelines(self.timelines.clone()));
+            }
+        }
+        if let Some(head) = heads().next_back().filter(|_| self.timelines.count() == 0) {
+            self.timelines = Timelines::first(head.timeline);
+        }
         let oldest = heads().next().map_or(0, |head| head.oldest);
         // A log writes its first manifest before it rewrites anything.
         let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_listed);
@@ -253,7 +263,7 @@ fn rewritten_name(name: &str) -> Option<SegmentName> {
     let mut parts = name.strip_suffix(".seg")?.split('-');
     let mut number = || parts.next()?.parse::<u32>().ok();
     let (first, last, generation) = (number()?, number()?, number()?);
-    let name = SegmentName { first, last, generation, epoch: generation, bytes: 0, clean_to: 0 };
+    let name = SegmentName { first, last, generation, epoch: generation, ..SegmentName::default() };
     (parts.next().is_none() && first <= last).then_some(name)
 }
 

@@ -72,6 +72,7 @@ fn take(line: &str, log: &mut Manifest, of_store: &mut String) -> Option<()> {
                 epoch: small(epoch)?,
                 bytes,
                 clean_to,
+                ..SegmentName::default()
             });
         }
         // The lines of the tree have not changed.

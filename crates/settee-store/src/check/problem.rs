@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use settee_log::Timelines;
+
 /// A problem found in a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -44,6 +46,8 @@ impl fmt::Display for Problem {
 /// An event of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckEvent {
+    /// The log's timelines, if there are several: it was restored from a backup.
+    Timelines(Timelines),
     /// Bytes checked, and bytes to check in all; both may grow.
     Progress(u64, u64),
     /// A problem was found.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_io::Env;
-use settee_log::{ReadFormat, SegmentName, SegmentSet, TimelineId};
+use settee_log::{ReadFormat, SegmentName, SegmentSet, Timelines};
 use settee_tree::{NodeCache, Tree};
 
 use super::problem::{CheckEvent, CheckSummary, Problem, Touched};
@@ -50,7 +50,8 @@ pub(crate) struct Survey<'a> {
     /// In the order of the log.
     pub(super) sources: Vec<SegmentSource>,
     pub(super) segments: SegmentSet,
-    pub(super) timeline: Option<TimelineId>,
+    /// The log's timelines; those of the headers if there is no manifest.
+    pub(super) timelines: Timelines,
     pub(crate) tree: Option<Tree<IndexAggregates>>,
     pub(super) tree_number: u32,
     pub(super) log_segments: Vec<u32>,
@@ -81,7 +82,7 @@ impl<'a> Survey<'a> {
             manifest: None,
             sources: Vec::new(),
             segments: SegmentSet::default(),
-            timeline: None,
+            timelines: Timelines::default(),
             tree: None,
             tree_number: 0,
             log_segments: Vec::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use settee_io::{Damage, File, OpenMode, ReadAt, ReadPolicy, directory};
 use settee_log::{
-    Entry, EntryRef, Flags, Record, Segment, SegmentContents, SegmentIndexBuilder, SegmentName,
+    Entry, EntryRef, FileHasher, Flags, Record, Segment, SegmentContents, SegmentIndexBuilder, SegmentName,
     SparseBlockIndex, footer_start,
 };
 use tokio::sync::SemaphorePermit;
@@ -37,6 +37,7 @@ pub(super) struct SegmentCopy<'a> {
     /// The bytes to write next, at offset `written`.
     buffer: BytesMut,
     written: u64,
+    hasher: Box<FileHasher>,
     block_index: SparseBlockIndex,
     segment_index: SegmentIndexBuilder,
     contents: SegmentContents,
@@ -59,6 +60,7 @@ impl<'a> SegmentCopy<'a> {
             file: Arc::new(file),
             buffer: BytesMut::new(),
             written: 0,
+            hasher: Box::default(),
             block_index: SparseBlockIndex::default(),
             segment_index: SegmentIndexBuilder::covering(name.first, name.last, name.epoch),
             contents: SegmentContents::default(),
@@ -136,6 +138,7 @@ impl<'a> SegmentCopy<'a> {
     async fn write(&mut self) -> Result<(), StoreError> {
         let bytes = self.buffer.split().freeze();
         let size = bytes.len() as u64;
+        self.hasher.update(self.written, &bytes);
         self.file.write_at(self.written, bytes).await?;
         self.written += size;
         if !self.shared.is_closed() {
@@ -158,10 +161,12 @@ impl<'a> SegmentCopy<'a> {
         self.write().await?;
         let bytes = self.written;
         let footer = self.segment_index.finish(bytes, 0).await;
+        self.hasher.fill(footer_start(bytes));
+        self.hasher.update(footer_start(bytes), &footer);
         self.file.write_at(footer_start(bytes), Bytes::from(footer)).await?;
         self.file.sync().await?;
         self.shared.context.sync_directory().await?;
-        let name = SegmentName { bytes, ..self.name };
+        let name = SegmentName { bytes, digest: self.hasher.finish(), ..self.name };
         let shared = self.shared;
         if shared.context.options.log.direct {
             self.file.set_direct(true).await?;

@@ -5,10 +5,11 @@
 //! checkpoint that reads a damaged node. The new tree has a file of its own, and the old one stays until the
 //! manifest names the new: a failure changes nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use settee_io::{Damage, directory};
-use settee_log::{Log, LogLock, SegmentSet};
+use settee_io::{Damage, Env, directory};
+use settee_log::{Log, LogLock, SegmentSet, Timeline};
 use settee_tree::{Tree, TreeError};
 
 use crate::checkpoint::RebuildSource;
@@ -25,7 +26,7 @@ impl StoreContext {
         let locked = Log::lock(&self.env, &self.directory).await?;
         let _ = self.syncs.set(locked.directory_syncs().clone());
         let _ = self.file_numbers.set(locked.file_numbers().clone());
-        let manifest = locked.manifest().cloned();
+        let manifest = locked.manifest().filter(|manifest| !StoreManifest::has_no_section(manifest)).cloned();
         let manifest = manifest.map(|manifest| StoreManifest::of(manifest, &self.directory)).transpose()?;
         Ok((locked, manifest))
     }
@@ -137,6 +138,17 @@ impl StoreContext {
         })?;
         Ok(Some((CheckpointTree::new(&self.env, number, path, Arc::new(tree)), facts)))
     }
+}
+
+/// Starts a new timeline in a copy of a store, which isn't open, and returns it; `None` if the copy is empty. The
+/// copy and its origin may then both be written: neither accepts a segment that the other wrote. Durable once it
+/// returns.
+///
+/// # Errors
+/// As [`Store::open`](crate::Store::open); the log is read as far as opening it would. After an error of replacing
+/// the manifest, the new timeline may have started.
+pub async fn start_timeline(env: &Env, directory: &Path) -> Result<Option<Timeline>, StoreError> {
+    Ok(settee_log::start_timeline(env, directory).await?)
 }
 
 /// Whether a tree that couldn't be opened has to be rebuilt: it is damaged or missing.

@@ -117,7 +117,7 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 linked.set(linked.get() + made.linked_count);
                 for (name, file) in &files {
                     let checksum = checksum_file(&env, &Path::new(&directory).join(name)).await.unwrap();
-                    assert_eq!(file.checksum, Some(checksum), "seed={seed} {directory}/{name}");
+                    assert_eq!(file.checksum, checksum, "seed={seed} {directory}/{name}");
                 }
                 found.push((directory, before));
                 if number == 2 {

@@ -72,6 +72,7 @@ fn check(disk: &SimDisk, seed: u64) -> (CheckSummary, Vec<Problem>) {
         .run(async {
             settee_store::check(&env, Path::new(DIRECTORY), &options(seed), |event| match event {
                 CheckEvent::Problem(problem) => problems.push(problem),
+                CheckEvent::Timelines(_) => {}
                 CheckEvent::Progress(done, all) => {
                     assert!(last.0 <= done && done <= all, "seed={seed}");
                     last = (done, all);

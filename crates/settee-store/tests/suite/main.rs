@@ -18,4 +18,5 @@ mod repair;
 mod replaced;
 mod scans;
 mod space;
+mod timelines;
 mod values;

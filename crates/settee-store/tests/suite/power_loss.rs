@@ -23,6 +23,7 @@ fn what_was_shown_survives_power_loss_kills_and_errors() {
             "whole checkpoint",
             "segment rewritten",
             "tree rebuilt",
+            "digest",
         ],
     });
 }

@@ -52,7 +52,8 @@ async fn pass_through(store: &Store, random: &mut Random, keys: std::ops::Range<
 fn rewritten_bytes(disk: &SimDisk) -> Vec<u64> {
     let text = String::from_utf8(disk.read_file(format!("{DIRECTORY}/manifest")).unwrap()).unwrap();
     let lines = text.lines().filter_map(|line| line.strip_prefix("segment "));
-    let numbers = lines.map(|line| line.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<u64>>());
+    let words = |line: &str| line.split(' ').take(5).map(|word| word.parse().unwrap()).collect::<Vec<u64>>();
+    let numbers = lines.map(words);
     numbers.filter(|numbers| numbers[2] > 0).map(|numbers| numbers[4]).collect()
 }
 

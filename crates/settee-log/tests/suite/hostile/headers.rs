@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use settee_io::Damage;
-use settee_log::{Manifest, OpenError};
+use settee_log::{Manifest, OpenError, TimelineId, Timelines};
 use settee_sim::{Sim, SimDisk};
 
 use super::{files, open, seal_header, segment_path};
@@ -44,7 +44,8 @@ impl Header {
 /// Writes a manifest that excludes the segments up to this one.
 fn write_manifest(disk: &SimDisk, listed_to: u32) {
     let sim = Sim::with_disk(disk);
-    let manifest = Manifest { number: 1, listed_to, ..Manifest::default() };
+    let timelines = Timelines::first(TimelineId([7; 16]));
+    let manifest = Manifest { number: 1, listed_to, timelines, ..Manifest::default() };
     sim.run(manifest.write(&sim.env(), Path::new("/log"))).unwrap().unwrap();
 }
 

@@ -263,6 +263,7 @@ impl Work<'_> {
         let version = recovered.map_err(|problem| format!("opening {pass}: {problem}"))?;
         self.compare(&snapshot, &version, "opening").await?;
         self.compare_live(&store).await?;
+        self.compare_digests()?;
         Ok(Some(store))
     }
 
@@ -288,6 +289,32 @@ impl Work<'_> {
             Err(_) if self.process.may_stop() => Ok(()),
             Err(error) => Err(format!("reading what lives: {error}")),
         }
+    }
+
+    /// Checks that each listed file has the length and the checksum that the manifest has.
+    fn compare_digests(&self) -> Result<(), String> {
+        let read = |name: &str| self.process.disk.read_file(Path::new(DIRECTORY).join(name));
+        let Some(manifest) = read("manifest") else { return Ok(()) };
+        let text = String::from_utf8(manifest).map_err(|error| error.to_string())?;
+        for line in text.lines().filter_map(|line| line.strip_prefix("segment ")) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [first, last, generation, .., length, checksum] = words[..] else {
+                return Err(format!("the manifest has the line {line:?}"));
+            };
+            let name = match generation {
+                "0" => format!("{first:0>10}.log"),
+                _ => format!("{first:0>10}-{last:0>10}-{generation}.seg"),
+            };
+            let bytes = read(&name).ok_or_else(|| format!("the manifest names {name}, which is missing"))?;
+            let found = (bytes.len().to_string(), blake3::hash(&bytes).to_hex().to_string());
+            if (&*found.0, &*found.1) != (length, checksum) {
+                return Err(format!(
+                    "{name} isn't what was sealed: {found:?}, and the manifest says {line:?}"
+                ));
+            }
+            self.process.count("digest", 1);
+        }
+        Ok(())
     }
 
     async fn commit_all(&self, store: &Store, step_count: u64, mut random: Random) -> Result<(), String> {
@@ -480,6 +507,7 @@ impl Work<'_> {
             }
             self.compare(&snapshot, &version, "the end").await?;
             self.compare_live(store).await?;
+            self.compare_digests()?;
         }
         for (snapshot, version) in kept.take() {
             self.compare(&snapshot, &version, "a snapshot that was kept").await?;
