@@ -99,6 +99,8 @@ def fill():
     send("PUT", "/parts/eu:1", {"n": 1})
     for generation in GENERATIONS:
         edit(f"/documents/generation-{generation:03}", generation)
+    # More than a batch takes besides its path.
+    edit("/documents/large-and-long", 40, lambda n: {"text": "0123456789abcdef" * 20_000 * (n // 39)})
     send("PUT", "/documents/_design/app", {"views": {"a": {"map": "function (doc) {}"}}})
     send("PUT", "/documents/_local/checkpoint", {"seq": 7})
     send("POST", "/documents/_bulk_docs", replicated())

@@ -100,6 +100,11 @@ impl<'a> Salvage<'a> {
         self.survey.source_count()
     }
 
+    /// The last update of the log; 0 if it holds none.
+    pub fn last_seq(&self) -> u64 {
+        self.survey.summary.last_seq
+    }
+
     /// Lets [`Salvage::next`] continue with the segment of this index; 0 is the first.
     pub fn seek(&mut self, index: usize) {
         self.next = index;

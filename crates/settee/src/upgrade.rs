@@ -7,12 +7,13 @@ use settee_doc::{UpgradeEvent, UpgradeStep, UpgradeSummary};
 use settee_io::{Env, ThreadOptions};
 
 use crate::data_directory::{self, KEPT_FILES};
-use crate::output::{CommandResult, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 use crate::progress;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "OLD isn't changed, and NEW needs as much disk space. Documents with all their branches and \
+    after_help = "OLD isn't changed, and NEW needs as much disk space; documents with more than sixteen revisions \
+    need it twice until they are converted. Documents with all their branches and \
     revisions, attachments, local documents, limits, purge infos, the configuration, the administrator and the \
     server's uuid are kept. Updates are numbered anew: followers and replications start over. All records are \
     compared afterwards. An interrupted upgrade continues when the command is repeated; delete NEW to abandon it."
@@ -72,9 +73,14 @@ impl Shown {
                     UpgradeStep::Copy => "copying",
                     UpgradeStep::Convert => "converting",
                     UpgradeStep::Compare => "comparing",
+                    UpgradeStep::Compact => "compacting",
                 };
                 self.bar.set_message(format!("{what} {}", self.database));
                 self.bar.set_position(0);
+            }
+            UpgradeEvent::Note(text) => {
+                let database = &self.database;
+                self.bar.suspend(|| print_stderr!("settee: {database}: {text}"));
             }
             UpgradeEvent::Progress(done, total) => progress::show_progress(&self.bar, done, total),
         }

@@ -80,7 +80,10 @@ impl OfflineDatabases {
     pub async fn open(env: &Env, directory: &Path, options: DatabasesOptions) -> Result<OfflineDatabases> {
         let kind = DirectoryKind::of(env, directory).await?;
         let lock = match kind {
-            DirectoryKind::Run { .. } => None,
+            DirectoryKind::Run { .. } => {
+                upgrade::refuse_previous_run(env, directory).await?;
+                None
+            }
             DirectoryKind::Data => {
                 upgrade::refuse_previous(env, directory).await?;
                 upgrade::refuse_unfinished(env, directory).await?;

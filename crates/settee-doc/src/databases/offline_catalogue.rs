@@ -22,32 +22,40 @@ pub(super) async fn read_catalogue(
 ) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
     let mut report = |_: CheckEvent| {};
     let mut salvage = Salvage::begin(env, place, &plain_options(log), &mut report).await?;
-    read_entries(&mut salvage).await
+    let Entries { names, deleted, .. } = read_entries(&mut salvage).await?;
+    Ok((names, deleted))
 }
 
-/// The entries of a catalogue, and the numbers of deleted databases.
-pub(super) async fn read_entries(
-    salvage: &mut Salvage<'_>,
-) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
-    let (mut names, mut deleted) = (BTreeMap::new(), BTreeSet::new());
+/// What a catalogue's records say.
+#[derive(Default)]
+pub(super) struct Entries {
+    pub(super) names: BTreeMap<String, CatalogueEntry>,
+    /// The numbers of deleted databases.
+    pub(super) deleted: BTreeSet<u64>,
+    /// Records that can't be decoded.
+    pub(super) unreadable_count: u64,
+}
+
+/// The entries of a catalogue.
+pub(super) async fn read_entries(salvage: &mut Salvage<'_>) -> Result<Entries> {
+    let mut entries = Entries::default();
     while let Some(records) = salvage.next().await? {
         for record in records {
             let is_gone = record.flags.has(Flags::TOMBSTONE);
             if let Some(number) = tombstone_number(&record.key) {
                 if is_gone {
-                    deleted.remove(&number)
+                    entries.deleted.remove(&number)
                 } else {
-                    deleted.insert(number)
+                    entries.deleted.insert(number)
                 };
                 continue;
             }
-            let Ok(name) = String::from_utf8(record.key) else { continue };
-            if is_gone {
-                names.remove(&name);
-            } else if let Ok(entry) = CatalogueEntry::decode(&record.meta) {
-                names.insert(name, entry);
+            match (String::from_utf8(record.key), CatalogueEntry::decode(&record.meta)) {
+                (Ok(name), _) if is_gone => drop(entries.names.remove(&name)),
+                (Ok(name), Ok(entry)) => drop(entries.names.insert(name, entry)),
+                _ => entries.unreadable_count += 1,
             }
         }
     }
-    Ok((names, deleted))
+    Ok(entries)
 }

@@ -12,14 +12,13 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use settee_io::{Env, directory};
-use settee_store::{
-    Batch, LogOptions, OpenError, Stage, Store, StoreError, copy_file, is_previous_format, start_timeline,
-};
+use settee_store::{Batch, LogOptions, OpenError, Stage, Store, StoreError, copy_file, start_timeline};
 
 use super::catalogue_entry::{CatalogueEntry, tombstone_number};
 use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
 use super::offline_catalogue::plain_options;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
+use super::upgrade::refuse_previous_run;
 use crate::{Error, ErrorKind, Result};
 
 /// Largest number of differences that an error lists.
@@ -61,14 +60,7 @@ pub struct RestoreSummary {
 pub async fn restore(env: &Env, backup: &Path, to: &Path) -> Result<RestoreSummary> {
     let engine = &*env.engine;
     let run = choose(env, backup).await?;
-    if is_previous_format(env, &run.join(CATALOGUE_DIRECTORY)).await? {
-        let run = run.display();
-        let reason = format!(
-            "{run} was made by an earlier version: restore it with that version, and convert what it restored \
-             with `settee upgrade`"
-        );
-        return Err(Error::bad_request(reason));
-    }
+    refuse_previous_run(env, &run).await?;
     let contents = Contents::read(env, &run).await?;
     let contents = contents.ok_or_else(|| Error::new(ErrorKind::NotFound, runs::incomplete_reason(&run)))?;
     let differences = contents.differences(env, &run).await?;

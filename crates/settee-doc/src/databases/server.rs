@@ -52,12 +52,12 @@ impl Databases {
     pub async fn open_with(env: Env, directory: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
         runs::refuse_run(&env, directory).await?;
         upgrade::refuse_unfinished(&env, directory).await?;
+        upgrade::refuse_previous(&env, directory).await?;
         directory::create(&*env.engine, directory).await?;
         let lock = lock(&env, directory).await?;
         let log = LogOptions { direct: false, ..options.log };
         let resources = StoreResources::new(options.store);
         let of_catalogue = resources.options(log, None);
-        upgrade::refuse_previous(&env, directory).await?;
         let (catalogue, _) = Store::open(&env, &directory.join(CATALOGUE_DIRECTORY), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
         let updates = Updates::new(&env.random_bytes(), !slots.names.is_empty());

@@ -9,12 +9,12 @@
 //! Updates are numbered anew under new incarnations: clients that followed the originals start over.
 //!
 //! Invariants:
-//! 1. The previous directory is only read; its lock is held meanwhile.
+//! 1. The previous directory is only read. Its lock is held meanwhile, unless it is on a read-only medium.
 //! 2. A database is in the new catalogue only after all of its records were compared with the previous ones.
 //! 3. Of a database with damage nothing is entered.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -27,7 +27,7 @@ use super::catalogue_entry::CatalogueEntry;
 use super::data_directory::{
     CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, LOCK_FILE, directory_of, lock, lock_if_writable,
 };
-use super::offline_catalogue::{plain_options, read_entries};
+use super::offline_catalogue::{Entries, plain_options, read_entries};
 use super::runs::{self, DirectoryKind};
 use crate::database::{Database, Identity, stored_revs_limit};
 use crate::documents::keys;
@@ -55,6 +55,8 @@ pub enum UpgradeEvent {
     Step(UpgradeStep),
     /// How much of this step is done, and all of it: bytes if the step is a check, otherwise segments.
     Progress(u64, u64),
+    /// What the operator should know of the previous directory.
+    Note(String),
 }
 
 /// A step in the conversion of a database.
@@ -64,10 +66,12 @@ pub enum UpgradeStep {
     Check,
     /// The records are copied.
     Copy,
-    /// The paths that have more than sixteen revisions are encoded anew, and garbage is removed.
+    /// The paths that have more than sixteen revisions are encoded anew.
     Convert,
     /// The new records are compared with the previous ones.
     Compare,
+    /// Garbage is removed.
+    Compact,
 }
 
 /// The result of an upgrade.
@@ -77,10 +81,10 @@ pub struct UpgradeSummary {
     pub database_count: u64,
     /// Those that an earlier, interrupted upgrade had converted. They aren't counted in what follows.
     pub earlier_count: u64,
-    /// Leaves that were compared: documents, and their branches. Some are counted twice if they were updated
+    /// Leaves that this upgrade compared: documents, and their branches. Some are counted twice if they were updated
     /// shortly before the previous server ended.
     pub leaf_count: u64,
-    /// Records that were compared, with attachments' chunks, local documents and others.
+    /// Records that it compared, with attachments' chunks, local documents and others.
     pub record_count: u64,
 }
 
@@ -103,7 +107,10 @@ pub async fn upgrade(
     let engine = &*env.engine;
     check_is_previous(env, from).await?;
     runs::check_surroundings(env, to).await?;
-    let _previous_lock = lock_if_writable(env, from).await?;
+    if to.starts_with(from) {
+        return Err(Error::bad_request(format!("{} lies in {}", to.display(), from.display())));
+    }
+    let previous_lock = lock_if_writable(env, from).await?;
     let is_new = is_empty(env, to).await?;
     if !is_new && read_file(env, &to.join(UNFINISHED_FILE)).await?.is_none() {
         return Err(Error::bad_request(format!("{} is not empty", to.display())));
@@ -113,12 +120,18 @@ pub async fn upgrade(
     begin(env, from, to).await?;
     let report: Report<'_> = Mutex::new(Box::new(report));
     let upgrade = Upgrade { env, from, to, report };
+    if previous_lock.is_none() {
+        let text =
+            format!("{} couldn't be locked: no other process may write to it meanwhile", from.display());
+        upgrade.report(UpgradeEvent::Note(text));
+    }
     let mut summary = UpgradeSummary::default();
     if directory::list(engine, to).await?.iter().all(|entry| entry.name != CATALOGUE_DIRECTORY) {
         upgrade.convert_all(&mut summary).await?;
         for name in files {
             upgrade.copy_file(name).await?;
         }
+        directory::sync(engine, to).await?;
         // Last: its absence marks an incomplete upgrade.
         directory::rename(engine, &to.join(UNFINISHED_CATALOGUE), &to.join(CATALOGUE_DIRECTORY)).await?;
         directory::sync(engine, to).await?;
@@ -156,6 +169,21 @@ async fn is_empty(env: &Env, directory_path: &Path) -> Result<bool> {
     Ok(entries.iter().all(|entry| [LOCK_FILE, UNFINISHED_FILE].contains(&&*entry.name)))
 }
 
+/// Refuses a run of a backup that the version before made.
+///
+/// # Errors
+/// `BadRequest`.
+pub(super) async fn refuse_previous_run(env: &Env, run: &Path) -> Result<()> {
+    if !is_previous_format(env, &run.join(CATALOGUE_DIRECTORY)).await? {
+        return Ok(());
+    }
+    let run = run.display();
+    Err(Error::bad_request(format!(
+        "{run} was made by an earlier version: restore it with that version, and convert what it restored with \
+         `settee upgrade`"
+    )))
+}
+
 /// Refuses a data directory that the version before wrote, and names the command that converts it.
 ///
 /// # Errors
@@ -166,7 +194,7 @@ pub(super) async fn refuse_previous(env: &Env, directory: &Path) -> Result<()> {
     }
     let directory = directory.display();
     Err(Error::bad_request(format!(
-        "{directory} was written by an earlier version, and nothing in it was changed: `settee upgrade {directory} \
+        "{directory} was written by an earlier version, and no database in it was changed: `settee upgrade {directory} \
          NEW_DIRECTORY` converts it"
     )))
 }
@@ -177,7 +205,7 @@ async fn check_is_previous(env: &Env, from: &Path) -> Result<()> {
     match DirectoryKind::of(env, from).await? {
         DirectoryKind::Data if is_previous_format(env, &from.join(CATALOGUE_DIRECTORY)).await? => Ok(()),
         DirectoryKind::Data => Err(Error::bad_request(format!(
-            "the catalogue of {place} isn't in the format of the version before: there is nothing to upgrade"
+            "the catalogue of {place} isn't in the format of the version before, or is damaged: nothing was upgraded"
         ))),
         DirectoryKind::Run { .. } | DirectoryKind::Backup => Err(Error::bad_request(format!(
             "{place} is a backup: restore it with the version that made it, and upgrade what was restored"
@@ -214,7 +242,8 @@ async fn begin(env: &Env, from: &Path, to: &Path) -> Result<()> {
 async fn fingerprint(env: &Env, from: &Path) -> Result<String> {
     let engine = &*env.engine;
     let mut directories = vec![from.join(CATALOGUE_DIRECTORY)];
-    for entry in directory::list(engine, &from.join(DATABASES_DIRECTORY)).await? {
+    let databases = directory::list(engine, &from.join(DATABASES_DIRECTORY)).await?;
+    for entry in databases.into_iter().filter(|entry| entry.is_directory) {
         directories.push(from.join(DATABASES_DIRECTORY).join(entry.name));
     }
     let mut listing = BTreeMap::new();
@@ -260,8 +289,10 @@ impl Upgrade<'_> {
         match event {
             CheckEvent::Progress(done, all) => self.report(UpgradeEvent::Progress(done, all)),
             CheckEvent::Timelines(_) => {}
-            // What a crash left: it was never acknowledged.
-            CheckEvent::Problem(problem) if problem.is_doubtful => {}
+            CheckEvent::Problem(problem) if problem.is_doubtful => self.report(UpgradeEvent::Note(format!(
+                "{problem}. This was left out: if a crash caused it, it was never acknowledged, and the version that \
+                 wrote it leaves it out too"
+            ))),
             CheckEvent::Problem(problem) => {
                 let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
                 if problems.count == 0 {
@@ -274,7 +305,7 @@ impl Upgrade<'_> {
 
     async fn convert_all(&self, summary: &mut UpgradeSummary) -> Result<()> {
         let (env, options) = (self.env, plain_options(LogOptions::DEFAULT));
-        let (names, _) = {
+        let Entries { names, deleted, unreadable_count } = {
             let problems = Mutex::default();
             let mut observe = |event| self.observe(event, &problems);
             let place = self.from.join(CATALOGUE_DIRECTORY);
@@ -282,6 +313,20 @@ impl Upgrade<'_> {
             check(&problems, "the catalogue", self.from)?;
             read_entries(&mut previous).await?
         };
+        if unreadable_count > 0 {
+            let reason = format!("{unreadable_count} entries of the catalogue can't be decoded");
+            return Err(Error::new(ErrorKind::Internal, reason));
+        }
+        let known: BTreeSet<u64> =
+            names.values().map(|entry| entry.directory_number).chain(deleted).collect();
+        for entry in directory::list(&*env.engine, &self.from.join(DATABASES_DIRECTORY)).await? {
+            if entry.name.parse().is_ok_and(|number| !known.contains(&number)) {
+                self.report(UpgradeEvent::Note(format!(
+                    "{DATABASES_DIRECTORY}/{} was left out: the catalogue names no database there",
+                    entry.name
+                )));
+            }
+        }
         let (catalogue, _) = Store::open(env, &self.to.join(UNFINISHED_CATALOGUE), options).await?;
         for (name, entry) in names {
             summary.database_count += 1;
@@ -290,13 +335,13 @@ impl Upgrade<'_> {
                 continue;
             }
             self.report(UpgradeEvent::Database(name.clone()));
-            let compared = self.convert(&name, &entry).await?;
+            let (compared, was_written) = self.convert(&name, &entry).await?;
             summary.leaf_count += compared.leaf_count;
             summary.record_count += compared.record_count;
             let entry = CatalogueEntry {
                 created_us: env.clock.unix_us(),
                 incarnation: env.random_bytes(),
-                was_written: compared.record_count > 0,
+                was_written,
                 ..entry
             };
             let mut batch = Batch::new();
@@ -306,16 +351,15 @@ impl Upgrade<'_> {
         Ok(catalogue.close().await?)
     }
 
-    /// Converts a database, and compares it with the previous one.
-    async fn convert(&self, name: &str, entry: &CatalogueEntry) -> Result<Compared> {
+    /// Converts a database, and compares it with the previous one. Returns whether it has data, too.
+    async fn convert(&self, name: &str, entry: &CatalogueEntry) -> Result<(Compared, bool)> {
         let directory_of = |data: &Path| directory_of(data, entry.directory_number);
         let (from, to) = (directory_of(self.from), directory_of(self.to));
         if directory::list(&*self.env.engine, &from).await?.is_empty() {
             if !entry.was_written {
-                return Ok(Compared::default());
+                return Ok((Compared::default(), false));
             }
-            let reason = format!("the files of the database {name} are gone from {}", from.display());
-            return Err(Error::new(ErrorKind::Internal, reason));
+            return Err(gone(name, &from));
         }
         let options = StoreOptions { aggregate: Some(keys::aggregate), ..plain_options(LogOptions::DEFAULT) };
         let problems = Mutex::default();
@@ -323,17 +367,34 @@ impl Upgrade<'_> {
         self.report(UpgradeEvent::Step(UpgradeStep::Check));
         let mut previous = Salvage::begin_previous(self.env, &from, &options, &mut observe).await?;
         check(&problems, &format!("the database {name}"), self.from)?;
+        let has_data = previous.last_seq() > 0;
+        if entry.was_written && !has_data {
+            return Err(gone(name, &from));
+        }
         let total = previous.segment_count() as u64;
         let progress = |count| self.report(UpgradeEvent::Progress(count as u64, total));
 
-        self.report(UpgradeEvent::Step(UpgradeStep::Copy));
         let (store, _) = Store::open(self.env, &to, options.clone()).await?;
         let mut conversion = Conversion::new(&store);
-        conversion.copy(&mut previous, progress).await?;
-        self.report(UpgradeEvent::Step(UpgradeStep::Convert));
-        conversion.convert_paths().await?;
+        // Otherwise an interrupted upgrade has got that far.
+        let mut compared = Compared::default();
+        if !conversion.was_compared().await? {
+            self.report(UpgradeEvent::Step(UpgradeStep::Copy));
+            conversion.copy(&mut previous, progress).await?;
+            self.report(UpgradeEvent::Step(UpgradeStep::Convert));
+            conversion.convert_paths().await?;
+            self.report(UpgradeEvent::Step(UpgradeStep::Compare));
+            let snapshot = store.snapshot();
+            let revs_limit = stored_revs_limit(&snapshot).await?;
+            compared = compare(&mut previous, &snapshot, revs_limit, progress)
+                .await
+                .map_err(|error| Error::new(error.kind(), format!("the database {name}: {error}")))?;
+            conversion.set_compared().await?;
+        }
         conversion.remove_scratch().await?;
         store.close().await?;
+
+        self.report(UpgradeEvent::Step(UpgradeStep::Compact));
         // Leaves that were copied as they were are garbage now, and are never looked for as replaced revisions.
         let identity =
             Identity { created_us: 0, incarnation: entry.incarnation, is_partitioned: entry.is_partitioned };
@@ -341,20 +402,15 @@ impl Upgrade<'_> {
         let compacted = database.compact().await;
         database.close().await?;
         compacted?;
-
-        self.report(UpgradeEvent::Step(UpgradeStep::Compare));
         let (store, _) = Store::open(self.env, &to, options).await?;
-        let snapshot = store.snapshot();
-        let revs_limit = stored_revs_limit(&snapshot).await?;
-        let compared = compare(&mut previous, &snapshot, revs_limit, progress).await;
-        drop(snapshot);
+        Conversion::new(&store).end().await?;
         store.close().await?;
-        compared.map_err(|error| Error::new(error.kind(), format!("the database {name}: {error}")))
+        Ok((compared, has_data))
     }
 
     /// Copies a file of the data directory, if it is there.
     async fn copy_file(&self, name: &str) -> Result<()> {
-        let (from, to): (PathBuf, PathBuf) = (self.from.join(name), self.to.join(name));
+        let (from, to) = (self.from.join(name), self.to.join(name));
         match directory::remove(&*self.env.engine, &to).await {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
@@ -366,6 +422,12 @@ impl Upgrade<'_> {
         }
         Ok(())
     }
+}
+
+/// The error for a database that has data according to the catalogue.
+fn gone(name: &str, from: &Path) -> Error {
+    let reason = format!("the files of the database {name} are gone from {}", from.display());
+    Error::new(ErrorKind::Internal, reason)
 }
 
 /// Fails if a check found damage.

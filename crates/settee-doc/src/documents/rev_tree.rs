@@ -78,7 +78,7 @@ impl TreeLeaf {
     }
 
     /// The leaf that a key's entry in the index describes.
-    fn stored(meta: &[u8], location: Location, stored_as_winner: bool) -> Result<TreeLeaf> {
+    pub(crate) fn stored(meta: &[u8], location: Location, stored_as_winner: bool) -> Result<TreeLeaf> {
         let meta = LeafMeta::decode(meta)?;
         let LeafState { deleted, has_attachments, has_tail_in_value, out_of_line_bytes, .. } = meta.state;
         Ok(TreeLeaf {

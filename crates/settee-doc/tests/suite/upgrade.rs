@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use settee_doc::{Databases, ErrorKind, Revision, RevisionId, Seq, UpgradeSummary, upgrade};
+use settee_doc::{Databases, ErrorKind, Revision, RevisionId, Seq, UpgradeEvent, UpgradeSummary, upgrade};
 use settee_io::Env;
 use settee_sim::trial::Random;
 use settee_sim::{Sim, SimDisk, seeds};
@@ -113,6 +113,8 @@ fn an_upgrade_that_power_losses_interrupt_ends_as_one_that_none_interrupts() {
         for (path, bytes) in previous_files() {
             assert_eq!(disk.read_file(Path::new("/old").join(&path)), Some(bytes), "seed {seed}: {path:?}");
         }
+        let config = |place: &str| disk.read_file(Path::new(place).join("config.toml"));
+        assert!(config("/new").is_some() && config("/new") == config("/old"), "seed {seed}");
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         assert_eq!(sim.run(contents(&env)).unwrap(), expected, "seed {seed}");
@@ -137,6 +139,24 @@ fn damage_in_a_previous_database_and_files_that_changed_meanwhile_are_refused() 
         text.contains("documents") && text.contains(path.file_name().unwrap().to_str().unwrap()),
         "{text}"
     );
+    // A database that has data according to the catalogue, and whose file holds nothing.
+    let sim = Sim::with_disk(&disk_with_previous(0));
+    let env = sim.env();
+    sim.disk().damage_file("/old/databases/0000000004/0000000001.log", |bytes| bytes.fill(0));
+    let error = sim.run(upgraded(&env)).unwrap().unwrap_err();
+    assert!(error.to_string().contains("the files of the database parts are gone"), "{error}");
+    // The end of a log, which a crash may have torn, is left out, and that is said.
+    let sim = Sim::with_disk(&disk_with_previous(0));
+    let (env, mut notes) = (sim.env(), Vec::new());
+    let path = "/old/databases/0000000005/0000000003.log";
+    let end = sim.disk().read_file(path).unwrap().iter().rposition(|byte| *byte != 0).unwrap();
+    sim.disk().damage_file(path, |bytes| bytes[end] ^= 1);
+    let report = |event| match event {
+        UpgradeEvent::Note(text) => notes.push(text),
+        _ => {}
+    };
+    sim.run(upgrade(&env, Path::new("/old"), Path::new("/new"), &[], report)).unwrap().unwrap();
+    assert!(notes.len() == 1 && notes[0].contains(path), "{notes:?}");
     // An upgrade of these files had begun.
     let operation_count = {
         let sim = Sim::with_disk(&disk_with_previous(0));

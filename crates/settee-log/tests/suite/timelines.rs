@@ -55,7 +55,8 @@ async fn seal(log: &Log) {
 /// The files in a directory, without the lock file.
 fn files(disk: &SimDisk, place: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let paths = disk.paths().into_iter().map(|path| Path::new("/").join(path));
-    let ours = paths.filter(|path| path.parent() == Some(Path::new(place)) && !path.ends_with("lock"));
+    let is_other = |path: &Path| path.ends_with("lock") || path.ends_with("manifest.next");
+    let ours = paths.filter(|path| path.parent() == Some(Path::new(place)) && !is_other(path));
     ours.map(|path| (path.clone(), disk.read_file(&path).unwrap())).collect()
 }
 

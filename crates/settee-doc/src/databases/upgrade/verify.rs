@@ -2,17 +2,18 @@
 //!
 //! The previous records are read again in the order of their updates. One that isn't in the new database as it
 //! was must have been replaced or removed by a later one: it is remembered until that one comes. Only records
-//! after the last checkpoint can be replaced by later ones, so few are remembered.
+//! after the last checkpoint can be replaced by later ones, so few are remembered. Paths are compared with those of
+//! the previous path chunks, which are still there and are compared themselves.
 
 use std::collections::BTreeSet;
 
-use settee_store::{Flags, Salvage, Salvaged, Snapshot as StoreSnapshot};
+use bytes::Bytes;
+use settee_store::{Entry, Flags, Salvage, Salvaged, Snapshot as StoreSnapshot};
 
-use super::convert::{id_of_leaf, id_with_size};
-use crate::documents::keys::{CONFLICT, DOCUMENT, LeafMeta, LeafState, PATH, decode_path_key, describe};
+use super::convert::{id_of_leaf, key_until_converted, previous_path};
+use crate::documents::keys::{CONFLICT, DOCUMENT, LeafMeta, LeafState, describe};
 use crate::documents::leaf_value::LeafValue;
-use crate::documents::path::decode_chunk;
-use crate::documents::rev_tree::{TreeLeaf, leaves};
+use crate::documents::rev_tree::TreeLeaf;
 use crate::{Error, ErrorKind, Result};
 
 /// The number of records that were compared.
@@ -67,73 +68,44 @@ fn is_leaf(record: &Salvaged) -> bool {
 
 /// Whether the new database has what a record says.
 async fn is_same(record: &Salvaged, snapshot: &StoreSnapshot, revs_limit: u32) -> Result<bool> {
-    let kind = record.key.first().copied().unwrap_or_default();
     let is_removed = record.flags.has(Flags::TOMBSTONE);
-    if kind == PATH {
-        // It may have been removed only once no leaf needed it.
-        return if is_removed { Ok(true) } else { is_path_same(record, snapshot, revs_limit).await };
-    }
-    let Some(entry) = snapshot.get(&record.key).await? else { return Ok(is_removed) };
+    let Some(entry) = snapshot.get(&key_until_converted(&record.key)).await? else { return Ok(is_removed) };
     if is_removed {
         return Ok(false);
     }
     let value = snapshot.read(entry.location).await?.value();
-    let is_in_seq_index = record.flags.has(Flags::IN_SEQ_INDEX);
-    if kind != DOCUMENT && kind != CONFLICT {
-        return Ok(
-            (&entry.meta, &value, entry.in_seq_index) == (&record.meta, &record.value, is_in_seq_index)
-        );
+    if entry.in_seq_index != record.flags.has(Flags::IN_SEQ_INDEX) {
+        return Ok(false);
     }
-    let (old, new) = (LeafMeta::decode_previous(&record.meta)?, LeafMeta::decode(&entry.meta)?);
-    let divided = LeafValue::decode(&value)?;
-    let state = LeafState { has_tail_in_value: false, ..new.state };
-    Ok(state == old.state
-        && new.revision == old.revision
-        && entry.in_seq_index == is_in_seq_index
+    match is_leaf(record) {
+        true => is_leaf_same(record, &entry, &value, snapshot, revs_limit).await,
+        false => Ok((&entry.meta, &value) == (&record.meta, &record.value)),
+    }
+}
+
+/// Whether a leaf has the content of a previous one, and its path as far as it is kept.
+async fn is_leaf_same(
+    record: &Salvaged,
+    entry: &Entry,
+    value: &Bytes,
+    snapshot: &StoreSnapshot,
+    revs_limit: u32,
+) -> Result<bool> {
+    let old = LeafMeta::decode_previous(&record.meta)?;
+    let divided = LeafValue::decode(value)?;
+    let mut leaf = TreeLeaf::stored(&entry.meta, entry.location, false)?;
+    let state = LeafState { has_tail_in_value: false, ..LeafMeta::decode(&entry.meta)?.state };
+    let is_same = state == old.state
+        && leaf.revision == old.revision
         && record.value.first() == Some(&divided.encoding)
-        && record.value[1..] == divided.rest
-        && has_path(snapshot, &record.key, &old, revs_limit).await?)
-}
-
-/// Whether a leaf has the path that is in a previous leaf's meta, as far as it is kept.
-async fn has_path(snapshot: &StoreSnapshot, key: &[u8], old: &LeafMeta<'_>, revs_limit: u32) -> Result<bool> {
-    let malformed = || Error::damaged("the key of a leaf is malformed");
-    let id = std::str::from_utf8(id_of_leaf(key)?).map_err(|_| malformed())?;
-    let all = leaves(snapshot, id).await?;
-    let Some(mut leaf) = all.into_iter().find(|leaf| leaf.revision == old.revision) else { return Ok(false) };
-    let mut path = old.path();
-    path.truncate(revs_limit as usize);
-    leaf.complete_path(snapshot, id, old.revision.generation + 1 - path.len() as u32).await?;
-    Ok(leaf.path.get(..path.len()) == Some(&path[..]))
-}
-
-/// Whether the paths through the revision of a previous path chunk continue with its ancestors, as far as they
-/// are kept.
-async fn is_path_same(record: &Salvaged, snapshot: &StoreSnapshot, revs_limit: u32) -> Result<bool> {
-    let malformed = || Error::damaged("the key of a chunk of a revision path is malformed");
-    let id = id_with_size(&record.key[1..]).ok_or_else(malformed)?;
-    let prefix = &record.key[..3 + id.len()];
-    let revision = decode_path_key(&record.key, prefix)?;
-    let id = std::str::from_utf8(id).map_err(|_| malformed())?;
-    let ancestors = decode_chunk(&record.meta, &record.value)?;
-    for leaf in &mut leaves(snapshot, id).await? {
-        let needed = kept_ancestors(leaf, revision.generation, ancestors.len(), revs_limit);
-        if needed == 0 {
-            continue;
-        }
-        leaf.complete_path(snapshot, id, revision.generation - needed as u32).await?;
-        if leaf.descends_from(&revision) {
-            let back = (leaf.revision.generation - revision.generation) as usize + 1;
-            if leaf.path.get(back..back + needed) != Some(&ancestors[..needed]) {
-                return Ok(false);
-            }
-        }
+        && record.value[1..] == divided.rest;
+    if !is_same {
+        return Ok(false);
     }
-    Ok(true)
-}
-
-/// Number of a revision's ancestors that are among the last `revs_limit` revisions of a leaf.
-fn kept_ancestors(leaf: &TreeLeaf, generation: u32, count: usize, revs_limit: u32) -> usize {
-    let oldest = leaf.revision.generation.saturating_sub(revs_limit) + 1;
-    (generation.saturating_sub(oldest) as usize).min(count)
+    let malformed = |_| Error::damaged("the key of a leaf is malformed");
+    let id = std::str::from_utf8(id_of_leaf(&record.key)?).map_err(malformed)?;
+    let mut path = previous_path(snapshot, id, &old, revs_limit).await?;
+    path.truncate(revs_limit as usize);
+    leaf.complete_path(snapshot, id, old.revision.generation - (path.len() as u32 - 1)).await?;
+    Ok(leaf.path.get(..path.len()) == Some(&path[..]))
 }
