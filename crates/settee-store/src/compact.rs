@@ -119,8 +119,8 @@ impl Shared {
                 counts.copied_bytes += one.bytes_after;
             });
         }
-        let freed = done.bytes_before.saturating_sub(done.bytes_after);
-        self.space.note_compacted(garbage_percent_max, freed);
+        let left = listed_space(&self.checkpoint_state(), &self.log.segment_set());
+        self.space.set_unreclaimable(if left.exceeds(garbage_percent_max) { left.garbage } else { 0 });
         failed.map_or(Ok(done), Err)
     }
 
@@ -223,14 +223,11 @@ impl Shared {
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Choice>, StoreError> {
         let Some(tree) = &checkpoint.tree else { return Ok(None) };
-        let may_rewrite_tree = written_tree != Some(tree.number);
-        let tree = TreeSize { bytes: tree.tree.file_bytes(), live: tree.root.live_bytes() };
-        let in_tree = tree.space();
-        let live = set.listed().map(|segment| live_of(checkpoint, segment).bytes).sum::<u64>();
-        let garbage = set.listed_bytes().saturating_sub(live) + in_tree.garbage;
-        if !(Space { live: live + in_tree.live, garbage }).exceeds(garbage_percent_max) {
+        if !listed_space(checkpoint, set).exceeds(garbage_percent_max) {
             return Ok(None);
         }
+        let may_rewrite_tree = written_tree != Some(tree.number);
+        let tree = TreeSize::of(tree);
         for segment in set.listed() {
             // A segment that can't be read has no contents; its error is reported when it is to be rewritten.
             let _ = segment.contents().await;
@@ -398,6 +395,14 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// What can be rewritten: the listed segments and the tree.
+fn listed_space(checkpoint: &CheckpointState, set: &SegmentSet) -> Space {
+    let tree = checkpoint.tree.as_ref().map_or(Space::default(), |tree| TreeSize::of(tree).space());
+    let live = set.listed().map(|segment| live_of(checkpoint, segment).bytes).sum::<u64>();
+    let garbage = set.listed_bytes().saturating_sub(live) + tree.garbage;
+    Space { live: live + tree.live, garbage }
 }
 
 /// Adds a segment to `unreadable` if it could not be read.

@@ -33,6 +33,9 @@ impl PacingLimits {
     /// How far the garbage has got from the soft limit to the hard one: 0 to 1. Garbage that can't be freed counts
     /// for neither.
     pub(crate) fn excess(self, space: Space, unreclaimable: u64) -> f64 {
+        if self.hard_percent >= 100 {
+            return 0.0;
+        }
         let soft = garbage_max(space.live, self.soft_percent).max(unreclaimable).max(PACED_GARBAGE_MIN);
         let hard = garbage_max(space.live, self.hard_percent).max(soft.saturating_add(PACED_RANGE_MIN));
         let range = (hard - soft) as f64;
@@ -123,7 +126,7 @@ mod tests {
         assert!(excess(0, PACED_GARBAGE_MIN + (1 << 20), 0) < 0.1);
         assert_eq!(excess(LIVE, LIVE, LIVE), 0.0);
         assert!(excess(LIVE, LIVE + (8 << 20), LIVE) > 0.0);
-        let never = PacingLimits { soft_percent: 100, hard_percent: 100 };
+        let never = PacingLimits { soft_percent: 30, hard_percent: 100 };
         assert_eq!(never.excess(Space { live: 0, garbage: u64::MAX - 1 }, 0), 0.0);
     }
 

@@ -7,9 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::version::Version;
 
-/// A compaction that frees less than the remaining garbage divided by this is taken to be unable to free more.
-const STUCK_DIVISOR: u64 = 8;
-
 /// Sizes in bytes of a version's files, and of what is live in them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Space {
@@ -72,13 +69,9 @@ impl SpaceAccount {
         Space { live: (live + committed).saturating_sub(dead), garbage: garbage + dead }
     }
 
-    /// Records that a compaction has ended, which freed `freed` bytes. If it freed little and left too much garbage,
-    /// that can't be freed.
-    pub(crate) fn note_compacted(&self, percent_max: u64, freed: u64) {
-        let space = self.checkpointed();
-        let is_stuck = space.exceeds(percent_max) && freed < space.garbage / STUCK_DIVISOR;
-        let left = if is_stuck { space.garbage } else { 0 };
-        self.unreclaimable.store(left, Ordering::Relaxed);
+    /// Records that a compaction has ended, and could not free this garbage.
+    pub(crate) fn set_unreclaimable(&self, bytes: u64) {
+        self.unreclaimable.store(bytes, Ordering::Relaxed);
     }
 
     /// Garbage that the last compaction could not free.

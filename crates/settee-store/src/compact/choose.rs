@@ -22,7 +22,7 @@ use settee_log::{Segment, SegmentSet};
 
 use super::copy::COPY_BYTES;
 use crate::space::Space;
-use crate::version::{CheckpointState, Live};
+use crate::version::{CheckpointState, CheckpointTree, Live};
 
 /// Number of segments that a store's live bytes are divided into.
 const SEGMENT_COUNT_TARGET: u64 = 16;
@@ -144,6 +144,10 @@ pub(super) struct TreeSize {
 }
 
 impl TreeSize {
+    pub(super) fn of(tree: &CheckpointTree) -> TreeSize {
+        TreeSize { bytes: tree.tree.file_bytes(), live: tree.root.live_bytes() }
+    }
+
     /// The bytes of a new file, and those that it frees.
     pub(super) fn space(self) -> Space {
         let live = (self.live + self.live / OWN_DIVISOR + TREE_OWN_BYTES).min(self.bytes);
