@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures_util::future::select;
 use settee_io::OnPanic;
+use settee_log::AppendError;
 
 use crate::error::{CommitError, StoreError};
 use crate::pacing::PacingLimits;
@@ -24,7 +25,7 @@ use crate::space::Space;
 use crate::version::Version;
 
 impl Shared {
-    /// Whether the store has more garbage than is freed at a pause leaves.
+    /// Whether the store has so much garbage that some is freed at a pause.
     fn has_idle_garbage(&self, space: Space) -> bool {
         let options = &self.context.options;
         space.exceeds_by(options.garbage_idle_percent_max, options.reclaim_bytes_min)
@@ -123,10 +124,15 @@ impl Shared {
     /// Frees garbage down to `garbage_idle_percent_max`, unless a compaction is in progress: it waits for a pause
     /// again when it has ended.
     async fn reclaim_at_pause(self: &Arc<Self>) {
-        let space = self.published_space();
-        if !self.has_idle_garbage(space) || self.jobs.is_compacting.swap(true, Ordering::AcqRel) {
+        if !self.has_idle_garbage(self.published_space()) {
             return;
         }
+        // Before the flag: a compaction that ends now sees it.
+        self.jobs.has_missed_pause.store(true, Ordering::Release);
+        if self.jobs.is_compacting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.jobs.has_missed_pause.store(false, Ordering::Release);
         let _end = OnPanic(|| self.jobs.is_compacting.store(false, Ordering::Release));
         if let Err(error) = self.reclaim_all().await {
             let directory = self.context.directory.display();
@@ -139,7 +145,11 @@ impl Shared {
     async fn reclaim_all(self: &Arc<Self>) -> Result<(), StoreError> {
         self.checkpoint().await?;
         if self.open_segment_garbage() >= self.context.options.reclaim_bytes_min && !self.is_closed() {
-            self.log.begin_segment().await.map_err(CommitError::from)?;
+            match self.log.begin_segment().await.map_err(CommitError::from) {
+                // A full disk: what is listed is compacted nevertheless.
+                Err(CommitError::Append(AppendError::NoSpace { .. } | AppendError::NoDescriptor { .. })) => {}
+                begun => begun?,
+            }
         }
         self.list_soon().await?;
         self.compact(self.context.options.garbage_idle_percent_max, false).await.map(drop)
@@ -155,10 +165,13 @@ impl Shared {
         open.frame_bytes.saturating_sub(live) + self.log.stats().reserved_bytes
     }
 
-    /// A compaction that writes began has ended. Waits for a pause if it left garbage that can be freed then.
+    /// A compaction that writes began has ended. Waits for a pause again if one came meanwhile. Not otherwise: work at a
+    /// pause may begin a compaction, and would follow it for ever.
     pub(crate) fn end_compaction(self: &Arc<Self>) {
         self.jobs.is_compacting.store(false, Ordering::Release);
         self.status_changed.notify_waiters();
-        self.watch_for_pause_if_due();
+        if self.jobs.has_missed_pause.swap(false, Ordering::AcqRel) {
+            self.watch_for_pause_if_due();
+        }
     }
 }

@@ -78,6 +78,8 @@ pub(crate) struct Jobs {
     pub is_listing: AtomicBool,
     /// A task waits for a pause in the commits, to free garbage.
     pub is_watching: AtomicBool,
+    /// A pause came while a compaction was in progress, which frees less than is freed at a pause.
+    pub has_missed_pause: AtomicBool,
     /// Batches committed since the store was opened.
     pub commit_count: AtomicU64,
     /// A commit read a damaged node of the tree: the next checkpoint rebuilds the tree.
