@@ -56,7 +56,7 @@ pub struct StoreOptions {
     /// Default 10.
     pub garbage_idle_percent_max: u64,
     /// Percentage of garbage at which commits are slowed to the least rate while background work frees space;
-    /// from `garbage_percent_max` on they are slowed in proportion. 100 for none. Default 50.
+    /// from `garbage_percent_max` on they are slowed in proportion. 100 for none. Default 40.
     pub garbage_hard_percent_max: u64,
     /// Bytes of garbage beyond a limit below which no segment is ended early, no tree rewritten and nothing done at
     /// a pause. Default 1 MiB.
@@ -108,7 +108,7 @@ impl StoreOptions {
         checkpoint_bytes_max: 512 << 20,
         garbage_percent_max: 30,
         garbage_idle_percent_max: 10,
-        garbage_hard_percent_max: 50,
+        garbage_hard_percent_max: 40,
         reclaim_bytes_min: 1 << 20,
         idle_delay_ms: 1_000,
         compaction_bytes_per_second: 256 << 20,

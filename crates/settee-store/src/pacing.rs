@@ -20,7 +20,7 @@ pub(crate) const DELAY_MAX: Duration = Duration::from_millis(500);
 /// Garbage in bytes below which no batch is delayed, and smallest distance of the two limits: what a checkpoint
 /// and a compaction of a small store need to keep up with a fast writer.
 const PACED_GARBAGE_MIN: u64 = 8 << 20;
-const PACED_RANGE_MIN: u64 = 16 << 20;
+const PACED_RANGE_MIN: u64 = 8 << 20;
 
 /// The soft and the hard limit, in percent.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +123,7 @@ mod tests {
     fn a_small_store_and_garbage_that_stays_delay_nothing() {
         let excess = |live, garbage, unreclaimable| LIMITS.excess(Space { live, garbage }, unreclaimable);
         assert_eq!(excess(0, PACED_GARBAGE_MIN, 0), 0.0);
-        assert!(excess(0, PACED_GARBAGE_MIN + (1 << 20), 0) < 0.1);
+        assert!(excess(0, PACED_GARBAGE_MIN + (1 << 19), 0) < 0.1);
         assert_eq!(excess(LIVE, LIVE, LIVE), 0.0);
         assert!(excess(LIVE, LIVE + (8 << 20), LIVE) > 0.0);
         let never = PacingLimits { soft_percent: 30, hard_percent: 100 };

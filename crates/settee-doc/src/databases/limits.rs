@@ -25,7 +25,7 @@ pub struct StoreLimits {
     /// Share in percent to which garbage is freed when writes pause; 100 for no such work. Default 10.
     pub garbage_idle_percent_max: u64,
     /// Share of garbage in percent at which writes are slowed to the least rate; above `garbage_percent_max` they
-    /// are slowed in proportion. 100 for none. Default 50.
+    /// are slowed in proportion. 100 for none. Default 40.
     pub garbage_hard_percent_max: u64,
     /// Rate of compaction and backups in bytes per second; default 256 MiB/s.
     pub compaction_bytes_per_second: u64,
