@@ -8,6 +8,7 @@
 //! - [`store`] measures the store against fjall, LMDB, redb, RocksDB, `fio`, and a bare pread.
 //! - [`soak`] runs mixed clients on a server that is killed, and compares the server's content with its
 //!   responses.
+//! - [`footprint`] samples the disk space of a database whose documents are overwritten.
 //! - [`hostile`] runs hostile clients and measures the latency of ordinary clients beside them.
 //!
 //! Each has a `Config`, which is also its arguments on the command line, and reports [`report::Row`]s. Every run
@@ -19,6 +20,7 @@ pub mod documents;
 pub mod drive;
 mod error;
 pub mod fabric;
+pub mod footprint;
 pub mod hostile;
 pub mod io;
 pub mod limits;

@@ -91,7 +91,7 @@ impl ServerProcess {
     }
 
     /// The server's data directory.
-    pub(crate) fn data(&self) -> PathBuf {
+    pub fn data(&self) -> PathBuf {
         self.directory.join("data")
     }
 

@@ -76,6 +76,11 @@ impl Stats {
             stats.store.tree_bytes += store.tree_bytes;
             stats.store.segment_bytes += store.segment_bytes;
             stats.store.segment_live_bytes += store.segment_live_bytes;
+            stats.store.live_bytes += store.live_bytes;
+            stats.store.garbage_bytes += store.garbage_bytes;
+            let paced = [stats.store.paced_bytes_per_second, store.paced_bytes_per_second];
+            stats.store.paced_bytes_per_second =
+                paced.into_iter().filter(|rate| *rate > 0).min().unwrap_or(0);
             let oldest = &mut stats.store.oldest_snapshot_ms;
             *oldest = store.oldest_snapshot_ms.max(*oldest);
             let is_old = store.oldest_snapshot_ms / 1000 >= SNAPSHOT_AGE_S_MAX;
@@ -83,6 +88,7 @@ impl Stats {
             stats.snapshot_count += snapshot_count;
             stats.log.file_bytes += log.file_bytes;
             stats.log.padding_bytes += log.padding_bytes;
+            stats.log.reserved_bytes += log.reserved_bytes;
             stats.log.memory_bytes += log.memory_bytes;
             stats.log.unsynced_bytes += log.unsynced_bytes;
             stats.stopped_count += usize::from(is_stopped);
@@ -109,6 +115,7 @@ pub(crate) fn add_counters(sum: &mut DatabaseStats, of: &DatabaseStats) {
     sum.store.compacted_count += of.store.compacted_count;
     sum.store.compacted_bytes += of.store.compacted_bytes;
     sum.store.copied_bytes += of.store.copied_bytes;
+    sum.store.delayed_us += of.store.delayed_us;
     sum.store.write_lookup_count += of.store.write_lookup_count;
 }
 

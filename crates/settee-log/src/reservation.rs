@@ -44,6 +44,18 @@ mod background;
 /// records in the open segment can't be freed.
 const SEGMENT_BATCH_COUNT_MIN: usize = 8;
 
+/// The error of an append of `size` bytes for which no space was reserved.
+pub(crate) fn append_error(error: ReservationError, size: usize) -> AppendError {
+    match error {
+        ReservationError::Refused(source) if source.is_no_descriptor() => {
+            AppendError::NoDescriptor { size, source: Arc::new(source) }
+        }
+        ReservationError::Refused(source) => AppendError::NoSpace { size, source: Arc::new(source) },
+        ReservationError::Stopped(stopped) => AppendError::Stopped(stopped),
+        ReservationError::Failed(source) => AppendError::Stopped(Stopped { source: Arc::new(source) }),
+    }
+}
+
 impl Shared {
     /// Provides what blocks a batch. Another append may use it first, so the caller checks again.
     pub(crate) async fn provide(
@@ -100,20 +112,45 @@ impl Shared {
             Some(AppendBlocked::Segment) => self.roll(request, &mut reservation).await,
         };
         self.lock().segments.set_rolling(false);
-        made.map_err(|error| match error {
-            ReservationError::Refused(source) if source.is_no_descriptor() => {
-                AppendError::NoDescriptor { size: request.size, source: Arc::new(source) }
+        if let Err(ReservationError::Failed(source)) = &made {
+            // The directory or the segment is in an unknown state.
+            self.stop(source.clone());
+        }
+        made.map_err(|error| append_error(error, request.size))
+    }
+
+    /// Begins a segment now, although the open one has space, and persists its header: the open one can then be
+    /// sealed. Does nothing if the open one has no records. The new segment takes no preallocated file, which may
+    /// have more space than a log needs whose writes pause.
+    pub(crate) async fn begin_segment_early(self: &Arc<Self>) -> Result<(), ReservationError> {
+        let mut reservation = self.reservation.lock().await;
+        let _stop = self.stop_on_panic();
+        {
+            let mut state = self.lock();
+            state.health().map_err(ReservationError::Stopped)?;
+            if !state.begin_rolling() {
+                return Ok(());
             }
-            ReservationError::Refused(source) => {
-                AppendError::NoSpace { size: request.size, source: Arc::new(source) }
+        }
+        let request = SpaceRequest { size: 0, may_use_reserve: false };
+        let rolled = async {
+            self.remove_preallocated(&mut reservation).await.map_err(ReservationError::Failed)?;
+            self.roll(request, &mut reservation).await
+        };
+        let rolled = rolled.await;
+        {
+            let mut state = self.lock();
+            state.segments.set_rolling(false);
+            if rolled.is_ok() {
+                state.accept_header();
+                self.publish(&mut state);
             }
-            ReservationError::Stopped(stopped) => AppendError::Stopped(stopped),
-            ReservationError::Failed(source) => {
-                // The directory or the segment is in an unknown state.
-                self.stop(source.clone());
-                AppendError::Stopped(Stopped { source: Arc::new(source) })
-            }
-        })
+        }
+        if let Err(ReservationError::Failed(error)) = &rolled {
+            // The directory or the segment is in an unknown state.
+            self.stop(error.clone());
+        }
+        rolled
     }
 
     /// Reserves disk space up to `end` in the open segment, and further ahead if the disk has it.

@@ -236,6 +236,23 @@ impl LogState {
         blocked
     }
 
+    /// See [`Segments::end_early`].
+    pub(crate) fn end_segment(&mut self) {
+        self.segments.end_early(self.watermarks.accepted());
+    }
+
+    /// Whether the open segment has records and can be followed by another now. Then it takes no batches until
+    /// [`Segments::set_rolling`] ends that.
+    pub(crate) fn begin_rolling(&mut self) -> bool {
+        let may_roll = self.segments.open_has_records(self.watermarks.accepted())
+            && !self.segments.is_rolling()
+            && self.no_space_error().is_none();
+        if may_roll {
+            self.segments.set_rolling(true);
+        }
+        may_roll
+    }
+
     /// See [`Background::begin`].
     pub(crate) fn begin_background_job(&mut self) -> Option<BackgroundJob> {
         let (persisted, used) = (self.watermarks.persisted().at, self.buffers.next().offset());
@@ -319,6 +336,7 @@ impl LogState {
         LogStats {
             sync_us: self.groups.sync_time().as_micros() as u64,
             file_bytes: self.segments.file_bytes(self.watermarks.accepted().at),
+            reserved_bytes: self.segments.reserved_bytes(self.buffers.next()),
             padding_bytes: self.buffers.padding_bytes(),
             memory_bytes: self.buffers.memory_bytes() as u64,
             unsynced_bytes: self.watermarks.unsynced_bytes(),

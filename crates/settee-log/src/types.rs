@@ -73,6 +73,8 @@ pub struct LogStats {
     pub sync_us: u64,
     /// Total size in bytes of the frames in all segments.
     pub file_bytes: u64,
+    /// Disk space of the open segment in bytes that is reserved for the next batches.
+    pub reserved_bytes: u64,
     /// Bytes of `file_bytes` that are padding, so that no synced block is written again.
     pub padding_bytes: u64,
     /// Bytes in memory: accepted and not yet written, or in the same buffer or frame as such bytes.

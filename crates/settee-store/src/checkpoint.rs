@@ -89,7 +89,8 @@ impl Shared {
                 shared.context.env.clock.sleep(RETRY_PAUSE).await;
             }
             shared.jobs.is_checkpointing.store(false, Ordering::Release);
-            shared.start_compaction(&shared.checkpoint_state());
+            shared.start_compaction();
+            shared.watch_for_pause_if_due();
             shared.status_changed.notify_waiters();
         });
     }
@@ -107,7 +108,7 @@ impl Shared {
     pub(crate) async fn checkpoint(self: &Arc<Self>) -> Result<Option<Checkpoint>, StoreError> {
         let mut section = self.files.section.lock().await;
         let mut all: Option<Checkpoint> = None;
-        while let Some((done, is_all)) = self.checkpoint_once(&mut section).await? {
+        while let Some((done, is_all)) = self.checkpoint_once(&mut section, false).await? {
             let before = all.unwrap_or_default();
             let (key_count, is_whole) = (before.key_count + done.key_count, before.is_whole || done.is_whole);
             all = Some(Checkpoint { seq: done.seq, key_count, is_whole });
@@ -120,11 +121,19 @@ impl Shared {
         Ok(all)
     }
 
+    /// Writes the tree to a new file without its garbage, together with what the memtables hold. Must run in a task
+    /// of its own, as [`Shared::checkpoint`].
+    pub(crate) async fn rewrite_tree(&self) -> Result<(), StoreError> {
+        let mut section = self.files.section.lock().await;
+        self.checkpoint_once(&mut section, true).await.map(drop)
+    }
+
     /// Merges the immutable memtables, or the mutable one if there are none. The second value is whether that
-    /// was everything.
+    /// was everything. With `rewrites_tree` the tree is written to a new file, even if there is nothing to merge.
     async fn checkpoint_once(
         &self,
         section: &mut StoreSection,
+        rewrites_tree: bool,
     ) -> Result<Option<(Checkpoint, bool)>, StoreError> {
         if self.is_closed() {
             return Ok(None);
@@ -135,9 +144,12 @@ impl Shared {
             let _stop = self.stop_on_panic();
             let mut version = self.versions.accepted.lock().await;
             let input = CheckpointInput::of(&mut version);
+            if self.has_garbage_for_new_segment(&version) {
+                self.log.end_segment();
+            }
             (input, version.memtable.is_empty())
         };
-        if input.is_empty() && !is_damaged {
+        if input.is_empty() && !is_damaged && !rewrites_tree {
             return Ok(None);
         }
         let persisted = pin!(self.log.wait(Seq(input.seq), Stage::Persisted));
@@ -151,7 +163,7 @@ impl Shared {
         assert!(persisted >= input.seq, "a checkpoint at Seq {} with {persisted} persisted", input.seq);
         let _background_permit = self.context.env.background.acquire().await;
         let mut next = section.clone();
-        let made = self.make_checkpoint_state(&input, is_damaged, &mut next).await;
+        let made = self.make_checkpoint_state(&input, is_damaged, rewrites_tree, &mut next).await;
         let (checkpoint, done) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -192,12 +204,13 @@ impl Shared {
         &self,
         input: &CheckpointInput,
         is_damaged: bool,
+        rewrites_tree: bool,
         next: &mut StoreSection,
     ) -> Result<(CheckpointState, Checkpoint), StoreError> {
         let number = next.tree;
         if !is_damaged {
             let merged = async {
-                let (tree, facts, done) = self.context.merge(input, next).await?;
+                let (tree, facts, done) = self.context.merge(input, rewrites_tree, next).await?;
                 Ok((CheckpointState::new(Some(tree), &facts).await?, done))
             };
             match merged.await {

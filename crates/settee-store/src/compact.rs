@@ -35,13 +35,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::error::StoreError;
 use crate::failpoints::Failpoint;
 use crate::shared::Shared;
+use crate::space::Space;
 use crate::version::CheckpointState;
 
 mod choose;
 mod copy;
 mod kept_records;
 
-use choose::{Overview, live_of};
+use choose::{Overview, TreeSize, live_of};
 use copy::SegmentCopy;
 use kept_records::{KeptRecords, Plan, find_kept_records};
 
@@ -59,6 +60,13 @@ pub struct Compaction {
     pub bytes_after: u64,
 }
 
+/// What frees the most.
+enum Choice {
+    /// A segment, with the overview that led to it.
+    Segment(usize, Overview),
+    Tree,
+}
+
 /// Neighbouring segments that are rewritten to one.
 struct CompactionInputs {
     /// In the order of the log.
@@ -71,8 +79,8 @@ struct CompactionInputs {
 }
 
 impl Shared {
-    /// Rewrites segments until at most `garbage_percent_max` percent of their bytes are garbage. A segment
-    /// that can't be read is skipped from then on. If compaction was requested, it is retried, and its error
+    /// Rewrites segments, and the tree, until at most `garbage_percent_max` percent of their bytes are garbage. A
+    /// segment that can't be read is skipped from then on. If compaction was requested, it is retried, and its error
     /// is returned once the others are done.
     pub(crate) async fn compact(
         &self,
@@ -84,10 +92,10 @@ impl Shared {
             unreadable.clear();
         }
         let mut done = Compaction::default();
-        let mut failed = None;
+        let (mut failed, mut written_tree) = (None, None);
         while !self.is_closed() {
             let known_count = unreadable.len();
-            let one = match self.compact_some(garbage_percent_max, &mut unreadable).await {
+            let one = match self.compact_some(garbage_percent_max, written_tree, &mut unreadable).await {
                 Ok(Some(one)) => one,
                 Ok(None) => break,
                 // The others are compacted nevertheless.
@@ -98,6 +106,10 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
+            let Some(one) = one else {
+                written_tree = self.checkpoint_state().tree.as_ref().map(|tree| tree.number);
+                continue;
+            };
             done.segment_count += one.segment_count;
             done.bytes_before += one.bytes_before;
             done.bytes_after += one.bytes_after;
@@ -107,23 +119,23 @@ impl Shared {
                 counts.copied_bytes += one.bytes_after;
             });
         }
+        let left = listed_space(&self.checkpoint_state(), &self.log.segment_set());
+        self.space.set_unreclaimable(if left.exceeds(garbage_percent_max) { left.garbage } else { 0 });
         failed.map_or(Ok(done), Err)
     }
 
     /// Starts compaction in the background if there is too much garbage and none is running.
-    pub(crate) fn start_compaction(self: &Arc<Self>, checkpoint: &CheckpointState) {
-        let live: u64 = checkpoint.live_bytes();
-        let set = self.log.segment_set();
-        let bytes = set.listed_bytes() + self.log.stats().file_bytes;
+    pub(crate) fn start_compaction(self: &Arc<Self>) {
         let percent_max = self.context.options.garbage_percent_max;
-        let is_too_much = |needed: u64| bytes.saturating_sub(needed) * 100 > percent_max * bytes;
-        if !is_too_much(live) || self.is_closed() {
+        let space = self.space.checkpointed();
+        if !space.exceeds(percent_max) || self.is_closed() {
             return;
         }
         // Tombstones that must stay count as far as their size is known; compaction finds out the rest.
-        let overview = self.overview(checkpoint, &set);
-        let is_due = is_too_much(live + overview.kept_tombstone_bytes())
-            || overview.oldest_blocker(&BTreeSet::new()).is_some();
+        let overview = self.overview(&self.checkpoint_state(), &self.log.segment_set());
+        let kept = overview.kept_tombstone_bytes();
+        let needed = Space { live: space.live + kept, garbage: space.garbage.saturating_sub(kept) };
+        let is_due = needed.exceeds(percent_max) || overview.oldest_blocker(&BTreeSet::new()).is_some();
         if !is_due || self.jobs.is_compacting.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -137,7 +149,7 @@ impl Shared {
             if let Err(error) = compacted.await {
                 tracing::warn!(%error, directory = %shared.context.directory.display(), "compaction failed");
             }
-            shared.jobs.is_compacting.store(false, Ordering::Release);
+            shared.end_compaction();
         });
     }
 
@@ -145,19 +157,25 @@ impl Shared {
         Overview::new(checkpoint, set, self.context.options.is_enabled(Failpoint::TombstoneTooSoon))
     }
 
-    /// Rewrites the segments that free the most. `None` if there is not too much garbage, or the store was
-    /// closed. Adds a segment that can't be read to `unreadable`.
+    /// Rewrites the segments that free the most, or the tree if that frees more; then the inner value is `None`. The
+    /// outer one is `None` if there is not too much garbage, or the store was closed. Adds a segment that can't be
+    /// read to `unreadable`. The tree `written_tree` is left alone: this compaction has written it.
     async fn compact_some(
         &self,
         garbage_percent_max: u64,
+        written_tree: Option<u32>,
         unreadable: &mut BTreeSet<u32>,
-    ) -> Result<Option<Compaction>, StoreError> {
+    ) -> Result<Option<Option<Compaction>>, StoreError> {
         let (checkpoint, set) = {
             let version = self.versions.accepted.lock().await;
             (version.checkpoint.clone(), version.set.clone())
         };
-        let chosen = self.choose(&checkpoint, &set, garbage_percent_max, unreadable).await?;
-        let Some((best, overview)) = chosen else { return Ok(None) };
+        let chosen = self.choose(&checkpoint, &set, garbage_percent_max, written_tree, unreadable).await?;
+        let (best, overview) = match chosen {
+            None => return Ok(None),
+            Some(Choice::Tree) => return self.rewrite_tree().await.map(|()| Some(None)),
+            Some(Choice::Segment(best, overview)) => (best, overview),
+        };
         let env = &self.context.env;
         // In this order: a task that waits for the first permit does not hold the second.
         let Some(compaction_permit) = self.permit(&env.compaction).await else { return Ok(None) };
@@ -173,11 +191,11 @@ impl Shared {
             return Err(error);
         }
         let plans = &inputs.plans;
-        Ok(Some(Compaction {
+        Ok(Some(Some(Compaction {
             segment_count: plans.len() as u64,
             bytes_before: plans.iter().map(|plan| plan.segment.name.bytes).sum(),
             bytes_after: name.map_or(0, |name| name.bytes),
-        }))
+        })))
     }
 
     /// Waits for a permit; `None` if the store is closed meanwhile.
@@ -195,28 +213,35 @@ impl Shared {
         }
     }
 
-    /// The segment to rewrite, and the overview that led to it; `None` if there is not too much garbage.
+    /// What to rewrite; `None` if there is not too much garbage.
     async fn choose(
         &self,
         checkpoint: &CheckpointState,
         set: &SegmentSet,
         garbage_percent_max: u64,
+        written_tree: Option<u32>,
         unreadable: &mut BTreeSet<u32>,
-    ) -> Result<Option<(usize, Overview)>, StoreError> {
-        let bytes = set.listed_bytes();
-        let live: u64 = set.listed().map(|segment| live_of(checkpoint, segment).bytes).sum();
-        if checkpoint.tree.is_none() || bytes.saturating_sub(live) * 100 <= garbage_percent_max * bytes {
+    ) -> Result<Option<Choice>, StoreError> {
+        let Some(tree) = &checkpoint.tree else { return Ok(None) };
+        if !listed_space(checkpoint, set).exceeds(garbage_percent_max) {
             return Ok(None);
         }
+        let may_rewrite_tree = written_tree != Some(tree.number);
+        let tree = TreeSize::of(tree);
         for segment in set.listed() {
             // A segment that can't be read has no contents; its error is reported when it is to be rewritten.
             let _ = segment.contents().await;
         }
         loop {
             let overview = self.overview(checkpoint, set);
-            let Some(best) = overview.best(garbage_percent_max, unreadable) else { return Ok(None) };
+            let best = overview.best(garbage_percent_max, tree, unreadable);
+            let bytes_min = self.context.options.reclaim_bytes_min;
+            if may_rewrite_tree && overview.is_tree_better(best, garbage_percent_max, tree, bytes_min) {
+                return Ok(Some(Choice::Tree));
+            }
+            let Some(best) = best else { return Ok(None) };
             if overview.facts[best].is_exact {
-                return Ok(Some((best, overview)));
+                return Ok(Some(Choice::Segment(best, overview)));
             }
             // Apparent garbage may be tombstones that must stay.
             let segment = &overview.segments[best];
@@ -371,6 +396,14 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// What can be rewritten: the listed segments and the tree.
+fn listed_space(checkpoint: &CheckpointState, set: &SegmentSet) -> Space {
+    let tree = checkpoint.tree.as_ref().map_or(Space::default(), |tree| TreeSize::of(tree).space());
+    let live = set.listed().map(|segment| live_of(checkpoint, segment).bytes).sum::<u64>();
+    let garbage = set.listed_bytes().saturating_sub(live) + tree.garbage;
+    Space { live: live + tree.live, garbage }
 }
 
 /// Adds a segment to `unreadable` if it could not be read.

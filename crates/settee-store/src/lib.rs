@@ -30,6 +30,9 @@ mod memtable;
 
 mod version;
 
+mod pacing;
+mod space;
+
 mod read;
 
 mod shared;
@@ -38,6 +41,7 @@ mod backup;
 mod check;
 mod checkpoint;
 mod compact;
+mod reclaim;
 
 mod repair;
 mod store;

@@ -50,8 +50,19 @@ pub struct StoreOptions {
     pub checkpoint_garbage_min: u64,
     /// Bytes of records committed since the last checkpoint at which the next one begins. Default 512 MiB.
     pub checkpoint_bytes_max: u64,
-    /// Percentage of the segments' bytes that may be garbage before compaction begins. Default 30.
+    /// Percentage of the bytes of log and tree that may be garbage before compaction begins. Default 30.
     pub garbage_percent_max: u64,
+    /// Percentage to which garbage is freed when no batch was committed for `idle_delay_ms`; 100 for no such work.
+    /// Default 10.
+    pub garbage_idle_percent_max: u64,
+    /// Percentage of garbage at which commits are slowed to the least rate while background work frees space;
+    /// from `garbage_percent_max` on they are slowed in proportion. 100 for none. Default 40.
+    pub garbage_hard_percent_max: u64,
+    /// Bytes of garbage beyond a limit below which no segment is ended early, no tree rewritten and nothing done at
+    /// a pause. Default 1 MiB.
+    pub reclaim_bytes_min: u64,
+    /// Time without a commit in milliseconds that counts as a pause. Default 1000.
+    pub idle_delay_ms: u64,
     /// Rate in bytes per second at which compaction and backups write or read; 0 counts as 1. Default
     /// 256 MiB/s.
     pub compaction_bytes_per_second: u64,
@@ -96,6 +107,10 @@ impl StoreOptions {
         checkpoint_garbage_min: 4 << 20,
         checkpoint_bytes_max: 512 << 20,
         garbage_percent_max: 30,
+        garbage_idle_percent_max: 10,
+        garbage_hard_percent_max: 40,
+        reclaim_bytes_min: 1 << 20,
+        idle_delay_ms: 1_000,
         compaction_bytes_per_second: 256 << 20,
         memory: None,
         cache: None,
@@ -195,6 +210,14 @@ pub struct StoreStats {
     pub segment_bytes: u64,
     /// Live bytes in these segments.
     pub segment_live_bytes: u64,
+    /// Microseconds for which batches were delayed because garbage was made faster than it was freed.
+    pub delayed_us: u64,
+    /// The rate in bytes per second to which commits are slowed now; 0 if they are not.
+    pub paced_bytes_per_second: u64,
+    /// Garbage in log and tree in bytes, with what was replaced since the last checkpoint.
+    pub garbage_bytes: u64,
+    /// Live bytes of log and tree.
+    pub live_bytes: u64,
     /// Time in milliseconds since the oldest checkpoint state that a snapshot still pins was replaced; 0 for
     /// none. Not the age of the snapshot.
     pub oldest_snapshot_ms: u64,

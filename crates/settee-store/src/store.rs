@@ -98,6 +98,7 @@ impl Store {
         context.remove_other_trees(section.tree).await?;
         let shared = Shared::new(context, log, section, version);
         shared.start_listing(0);
+        shared.watch_for_pause_if_due();
         Ok((Store { shared }, recovery))
     }
 
@@ -107,11 +108,13 @@ impl Store {
     }
 
     /// Becomes the only writer, which sees the newest accepted version. Waits while another writer exists,
-    /// and while memory is full, until a checkpoint has freed memory. A checkpoint cannot begin while the
+    /// while memory is full, until a checkpoint has freed memory, and for a bounded time after the last batch while
+    /// garbage is made faster than it is freed. A checkpoint cannot begin while the
     /// writer exists.
     pub async fn writer(&self) -> Writer<'_> {
         let shared = &self.shared;
         loop {
+            shared.wait_for_pace().await;
             shared.wait_for_memory().await;
             let version = shared.versions.accepted.lock().await;
             // Another writer may have filled memory meanwhile.

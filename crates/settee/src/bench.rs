@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use clap::Subcommand;
 use settee_bench::limits::{self, BareServer};
 use settee_bench::report::{self, Row, Verdicts};
-use settee_bench::{api, fabric, hostile, io, log, soak, store};
+use settee_bench::{api, fabric, footprint, hostile, io, log, soak, store};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -56,6 +56,19 @@ struct HttpBenchmark {
     config: api::Config,
 }
 
+#[derive(clap::Args)]
+struct FootprintBenchmark {
+    #[command(flatten)]
+    disk: DiskArgs,
+
+    #[command(flatten)]
+    config: footprint::Config,
+
+    /// Further flags of the server, such as --garbage-percent-max=20; repeatable
+    #[arg(long = "server-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    server_flags: Vec<String>,
+}
+
 #[derive(Subcommand)]
 enum Benchmark {
     /// Measure the HTTP API against recorded results of CouchDB 3.5.0 and the machine's limits
@@ -72,6 +85,9 @@ enum Benchmark {
 
     /// Run mixed clients on a server that is killed repeatedly, and compare its data with its responses
     Soak(DiskBenchmark<soak::Config>),
+
+    /// Overwrite documents, and measure the disk space of their database each second
+    Footprint(FootprintBenchmark),
 
     /// Run hostile clients on a server, and measure its service for other clients
     Hostile(DiskBenchmark<hostile::Config>),
@@ -95,6 +111,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         Some(Benchmark::Log(args)) => block_on(many, run_log(args)),
         Some(Benchmark::Store(args)) => block_on(one, run_store(args)),
         Some(Benchmark::Soak(args)) => block_on(one, run_soak(args)),
+        Some(Benchmark::Footprint(args)) => block_on(one, run_footprint(args)),
         Some(Benchmark::Hostile(args)) => block_on(one, run_hostile(args)),
         Some(Benchmark::StoreRun(StoreRunArgs { subject, directory, spec, engine })) => {
             Ok(store::run_here(&subject, &directory, &spec, engine)?)
@@ -206,6 +223,28 @@ async fn run_soak(DiskBenchmark { disk, config }: DiskBenchmark<soak::Config>) -
     print_stdout!("{}", config.title());
     let print = |line: &str| print_stdout!("{line}");
     Ok(soak::run(&config, &std::env::current_exe()?, directory.path(), print).await?)
+}
+
+async fn run_footprint(
+    FootprintBenchmark { disk, config, server_flags }: FootprintBenchmark,
+) -> CommandResult {
+    let args = ServerArgs::started(disk);
+    let subject = Subject::open(&args, config.written_bytes(), None, &server_flags).await?;
+    let data = subject.data().expect("the server was started");
+    let title = format!(
+        "{} documents of {} bytes, overwritten {} times by {} client(s), {} a request; {}\n\
+         what lives: the documents, and 16 bytes for each revision",
+        config.documents,
+        footprint::DOCUMENT_BYTES,
+        config.rounds,
+        config.clients,
+        config.batch,
+        args.disk.machine(),
+    );
+    let mut printer = Printer::new(args.disk.json, &title);
+    footprint::run(&config, &subject.target, &data, args.durability, &mut |row| printer.print(&row)).await?;
+    printer.finish();
+    Ok(())
 }
 
 /// Runs the attacks and prints their rows.

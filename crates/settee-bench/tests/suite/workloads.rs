@@ -1,13 +1,14 @@
 //! Goal: each table runs from end to end, in this process and over HTTP, and deletes its databases.
 //! Method: small values of a full run's parameters; no timing is asserted.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use settee_bench::api::{self, Setup};
 use settee_bench::documents::DocumentSize;
 use settee_bench::drive::{Durability, Target};
 use settee_bench::fabric;
+use settee_bench::footprint;
 use settee_bench::hostile::{self, Victim};
 use settee_bench::limits;
 use settee_bench::report::Row;
@@ -19,13 +20,18 @@ use tokio::net::TcpListener;
 
 /// Runs `test` with a server on a temporary directory, and checks that it leaves no database.
 fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
+    with_server_in(|server, _| test(server));
+}
+
+/// As [`with_server`], with the server's data directory.
+fn with_server_in<F: Future<Output = ()>>(test: impl FnOnce(Server, PathBuf) -> F) {
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
         let databases = Databases::open(env, directory.path()).await.unwrap();
         let (server, stop) = serve(&databases).await;
-        test(server).await;
+        test(server, directory.path().to_owned()).await;
         assert_eq!(databases.names(), [""; 0], "databases are left behind");
         stop.send(()).unwrap();
         databases.close().await.unwrap();
@@ -50,6 +56,31 @@ async fn bare_server() -> Target {
     let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     tokio::spawn(limits::serve_bare(listener));
     Target { server, pid: None }
+}
+
+#[test]
+fn the_footprint_is_sampled_while_documents_are_overwritten_and_after() {
+    with_server_in(async |server: Server, data: PathBuf| {
+        for random in [false, true] {
+            let config = footprint::Config {
+                documents: 40,
+                rounds: 3,
+                clients: 2,
+                batch: 7,
+                random,
+                idle_seconds: 0.2,
+                sample_seconds: 0.05,
+            };
+            let (target, mut rows) = (Target { server: server.clone(), pid: None }, Vec::<Row>::new());
+            let each = &mut |row| rows.push(row);
+            footprint::run(&config, &target, &data, Durability::Persisted, each).await.unwrap();
+            let (total, samples) = rows.split_last().unwrap();
+            assert_eq!((total.operations, total.aims().count()), (160, 2), "{total:?}");
+            let last = samples.last().unwrap();
+            assert!(last.workload.ends_with("idle") && last.rate > Some(0.04), "{last:?}");
+            assert!(last.compared[0].figure > Some(1.0), "{last:?}");
+        }
+    });
 }
 
 #[test]

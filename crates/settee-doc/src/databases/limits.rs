@@ -22,6 +22,11 @@ pub struct StoreLimits {
     pub read_ahead_bytes_max: u64,
     /// Largest share of garbage in a database's files, in percent; compaction starts above it. Default 30.
     pub garbage_percent_max: u64,
+    /// Share in percent to which garbage is freed when writes pause; 100 for no such work. Default 10.
+    pub garbage_idle_percent_max: u64,
+    /// Share of garbage in percent at which writes are slowed to the least rate; above `garbage_percent_max` they
+    /// are slowed in proportion. 100 for none. Default 40.
+    pub garbage_hard_percent_max: u64,
     /// Rate of compaction and backups in bytes per second; default 256 MiB/s.
     pub compaction_bytes_per_second: u64,
     /// Number of segments that a request searches for the bodies of replaced revisions; default 16. Beyond them a
@@ -38,6 +43,8 @@ impl Default for StoreLimits {
             value_cache_bytes_max: 64 << 20,
             read_ahead_bytes_max: 128 << 20,
             garbage_percent_max: store.garbage_percent_max,
+            garbage_idle_percent_max: store.garbage_idle_percent_max,
+            garbage_hard_percent_max: store.garbage_hard_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
             replaced_segments_max: store.replaced_segments_max,
         }
@@ -72,6 +79,8 @@ impl StoreResources {
             aggregate,
             memory_bytes_max: limits.index_memory_bytes_max,
             garbage_percent_max: limits.garbage_percent_max,
+            garbage_idle_percent_max: limits.garbage_idle_percent_max,
+            garbage_hard_percent_max: limits.garbage_hard_percent_max,
             compaction_bytes_per_second: limits.compaction_bytes_per_second,
             replaced_segments_max: limits.replaced_segments_max,
             memory: Some(self.memory.clone()),

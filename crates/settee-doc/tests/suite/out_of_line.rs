@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use settee_doc::{
     CHUNK_BYTES, Database, Databases, DatabasesOptions, Document, Edit, ErrorKind, Extras,
     OUT_OF_LINE_BYTES_MIN, OfflineDatabases, OfflineEvent, Options, Revision, Seq, Snapshot, Stage,
+    StoreLimits,
 };
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
@@ -221,7 +222,11 @@ fn a_conflict_changes_nothing_and_compaction_reclaims_its_body() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
-        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+        // Only the requested compaction frees garbage.
+        let store =
+            StoreLimits { garbage_percent_max: 100, garbage_idle_percent_max: 100, ..StoreLimits::default() };
+        let options = DatabasesOptions { store, ..DatabasesOptions::default() };
+        let databases = Databases::open_with(env, Path::new("/data"), options).await.unwrap();
         let database = databases.create("db").await.unwrap();
         let mut random = Random::new(5);
         let text = format!(r#"{{"filler":"{}"}}"#, random.letters(300_000));

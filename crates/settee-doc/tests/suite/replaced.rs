@@ -316,6 +316,7 @@ fn options(garbage_percent_max: u64, replaced_segments_max: usize) -> DatabasesO
     let index_memory_bytes_max = 16 << 10;
     let store = StoreLimits {
         garbage_percent_max,
+        garbage_idle_percent_max: garbage_percent_max,
         replaced_segments_max,
         index_memory_bytes_max,
         ..StoreLimits::default()

@@ -90,6 +90,8 @@ impl Collector for EngineMetrics {
         gauge(out, "log_file_bytes", "Bytes that the open logs' frames take", log.file_bytes)?;
         let help = "Of these, padding bytes, so that no synced block is rewritten";
         gauge(out, "log_padding_bytes", help, log.padding_bytes)?;
+        let help = "Disk space reserved for the next batches in the segments that take them";
+        gauge(out, "log_reserved_bytes", help, log.reserved_bytes)?;
         gauge(out, "log_memory_bytes", "Bytes accepted and not yet written", log.memory_bytes)?;
         gauge(out, "log_unsynced_bytes", "Bytes written and not yet persisted", log.unsynced_bytes)?;
         encode_store(out, &stats)
@@ -114,6 +116,12 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     counter(out, "indexes_rebuilt", help, store.rebuild_count)?;
     gauge(out, "segment_bytes", "Bytes of segments that can be compacted", store.segment_bytes)?;
     gauge(out, "segment_live_bytes", "Of these, bytes of live records", store.segment_live_bytes)?;
+    gauge(out, "live_bytes", "Live bytes of logs and indexes", store.live_bytes)?;
+    gauge(out, "garbage_bytes", "Garbage in logs and indexes", store.garbage_bytes)?;
+    let help = "Seconds for which writes were delayed while garbage was freed";
+    counter(out, "write_delay_seconds", help, seconds(store.delayed_us))?;
+    let help = "The least rate to which a database's writes are slowed now; 0 for none";
+    gauge(out, "write_bytes_per_second_max", help, store.paced_bytes_per_second)?;
     counter(
         out,
         "write_lookups",

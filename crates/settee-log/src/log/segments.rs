@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
 
 use super::Log;
 use crate::edit::Edit;
-use crate::error::{EditError, Stopped};
+use crate::error::{AppendError, EditError, ReservationError, Stopped};
 use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
 use crate::manifest::Manifest;
+use crate::reservation::append_error;
 use crate::segment_index::{SegmentIndex, SegmentIndexError};
 use crate::segment_name::segment_path;
 use crate::segment_set::SegmentSet;
@@ -64,6 +66,31 @@ impl Log {
         let end = state.request_sealing();
         self.shared.start_sealing(&mut state);
         end
+    }
+
+    /// Has the next batch begin a segment, so that the records before it can be listed and rewritten. The segment
+    /// ends with the last batch accepted before the call.
+    pub fn end_segment(&self) {
+        self.shared.lock().end_segment();
+    }
+
+    /// Begins a segment now and persists its header, so that the segment before it can be sealed although
+    /// nothing is appended. Does nothing if no batch was appended since the last segment began. For a pause in
+    /// the appends: [`Log::end_segment`] costs no write.
+    ///
+    /// # Errors
+    /// The disk had no space, there was no file descriptor, or the log has stopped; otherwise the log is
+    /// unchanged.
+    pub async fn begin_segment(&self) -> Result<(), AppendError> {
+        // In a task of its own: if the future were dropped midway, the log would take no batches.
+        let (done, begun) = oneshot::channel();
+        let shared = self.shared.clone();
+        self.shared.env.spawn("log segment", async move {
+            let _ = done.send(shared.begin_segment_early().await);
+        });
+        let begun = begun.await.unwrap_or_else(|_| Err(ReservationError::Stopped(self.shared.stop_reason())));
+        begun.map_err(|error| append_error(error, SEGMENT_HEADER_SIZE))?;
+        Ok(self.shared.flush().await?)
     }
 
     /// Changes the list of files: writes a manifest and then makes the next set of segments. Durable once it

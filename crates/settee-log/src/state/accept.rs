@@ -9,7 +9,7 @@ use settee_io::TailBuffer;
 use super::LogState;
 use super::buffers::BufferSink;
 use super::placement::{AppendBlocked, Placement, SpaceRequest};
-use crate::format::Batch;
+use crate::format::{Batch, SEGMENT_HEADER_SIZE};
 use crate::types::Stage;
 
 impl LogState {
@@ -56,6 +56,25 @@ impl LogState {
             _ => self.want(stage),
         }
         Ok(Placement { at, first_seq, group })
+    }
+
+    /// Accepts the open segment's header, without a frame, if that is all that it lacks. Nothing if there is no
+    /// buffer for it at once: the first frame brings it then.
+    pub(crate) fn accept_header(&mut self) {
+        let Some(open) = self.segments.open().filter(|open| open.header.is_some()) else { return };
+        let (file, seq) = (open.file.clone(), self.watermarks.accepted().seq);
+        let provided =
+            self.buffers.provide(SEGMENT_HEADER_SIZE, &mut None, &self.options, &self.pool, &file, seq);
+        if provided.is_err() {
+            return;
+        }
+        let Some((header, _)) = self.segments.take_header() else { return };
+        let at = self.buffers.next();
+        self.buffers.copy(&header);
+        self.watermarks.accept(0, self.buffers.next());
+        self.buffers.end_frame(at, seq);
+        self.groups.add_batch(SEGMENT_HEADER_SIZE);
+        self.want(Stage::Persisted);
     }
 
     /// Requests that all accepted bytes be written or persisted.

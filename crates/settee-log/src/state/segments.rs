@@ -12,7 +12,9 @@ use settee_io::File;
 
 use super::capacity::{fitting_bytes_max, reserve_bytes};
 use super::placement::{AppendBlocked, SpaceRequest};
-use crate::format::{FRAME_HEADER_SIZE, FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SegmentHeader};
+use crate::format::{
+    FRAME_HEADER_SIZE, FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+};
 use crate::frames::Tail;
 use crate::types::{SegmentInfo, Seq, TimelineId};
 use crate::watermark::{Position, Watermark};
@@ -77,6 +79,8 @@ pub(crate) struct Segments {
     open: Option<OpenSegment>,
     /// Whether the next segment is being created: the open one takes no more batches.
     is_rolling: bool,
+    /// Whether the next batch begins a segment, however much space the open one has.
+    ends_early: bool,
     /// All segments, by number.
     all: BTreeMap<u32, SegmentMeta>,
     /// Total size of the frames in the segments before the open one.
@@ -114,6 +118,7 @@ impl Segments {
             continuation,
             open,
             is_rolling: false,
+            ends_early: false,
             all,
             closed_bytes,
             listed_live_bytes: 0,
@@ -150,6 +155,17 @@ impl Segments {
         self.is_rolling = is_rolling;
     }
 
+    /// Requires that the next batch begin a segment, if the open one has records. The log ends at `accepted`.
+    pub(super) fn end_early(&mut self, accepted: Watermark) {
+        self.ends_early = self.open_has_records(accepted);
+    }
+
+    /// Whether the open segment has records in a log that ends at `accepted`.
+    pub(super) fn open_has_records(&self, accepted: Watermark) -> bool {
+        let first = self.open.as_ref().and_then(|open| self.all.get(&open.number));
+        first.is_some_and(|meta| meta.first_seq <= accepted.seq)
+    }
+
     /// Records that disk space of the open segment is reserved up to `end`.
     pub(super) fn set_reserved(&mut self, end: u32) {
         if let Some(open) = &mut self.open {
@@ -158,14 +174,18 @@ impl Segments {
     }
 
     /// Checks that the open segment has disk space for the batch at the offset `next`. Increases the capacity
-    /// of a segment without frames that is too small for it.
+    /// of a segment with at most a block of frames that is too small for it.
     pub(super) fn check_space(&mut self, next: u32, request: SpaceRequest) -> Result<(), AppendBlocked> {
         let Some(open) = self.open.as_mut().filter(|_| !self.is_rolling) else {
             return Err(AppendBlocked::Segment);
         };
+        if self.ends_early {
+            return Err(AppendBlocked::Segment);
+        }
         let is_fresh = open.header.is_some();
         let end = next + if is_fresh { SEGMENT_HEADER_SIZE as u32 } else { 0 } + request.size as u32;
-        if is_fresh {
+        // After a header alone the first frame follows in the next block.
+        if is_fresh || next <= SYNC_ALIGNMENT {
             open.bytes_max = fitting_bytes_max(open.bytes_max, end);
         }
         let reserve = if request.may_use_reserve { 0 } else { reserve_bytes(open.bytes_max) };
@@ -200,6 +220,12 @@ impl Segments {
         (open.checksum, open.header) = (checksum, None);
     }
 
+    /// Takes the open segment's header and file, if its header wasn't accepted yet: the caller accepts it.
+    pub(super) fn take_header(&mut self) -> Option<([u8; SEGMENT_HEADER_SIZE], Arc<File>)> {
+        let open = self.open.as_mut()?;
+        Some((open.header.take()?, open.file.clone()))
+    }
+
     /// Makes the new segment the open one. The log ends at `accepted`.
     pub(super) fn begin(&mut self, new: PreallocatedSegment, bytes_max: u32, accepted: Watermark) {
         let PreallocatedSegment { number, file, allocated, is_reused } = new;
@@ -214,6 +240,7 @@ impl Segments {
             }
         }
         self.needed = self.oldest_needed();
+        self.ends_early = false;
         let header = SegmentHeader {
             segment: number,
             epoch,
@@ -271,6 +298,12 @@ impl Segments {
     }
 
     // Sizes and metadata.
+
+    /// Bytes of the open segment's disk space beyond `next`, where the next frame begins.
+    pub(super) fn reserved_bytes(&self, next: Position) -> u64 {
+        let open = self.open.as_ref().filter(|open| open.number == next.segment());
+        open.map_or(0, |open| open.allocated.saturating_sub(next.offset()).into())
+    }
 
     /// Total size of the frames in all segments of a log that ends at `accepted`.
     pub(super) fn file_bytes(&self, accepted: Position) -> u64 {

@@ -3,6 +3,7 @@
 mod close_mark;
 mod common;
 mod direct;
+mod early_end;
 mod ending;
 mod failpoints;
 mod faults;

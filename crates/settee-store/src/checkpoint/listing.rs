@@ -88,7 +88,7 @@ impl Shared {
             }
         }
         self.list_sealed().await?;
-        self.start_compaction(&self.checkpoint_state());
+        self.start_compaction();
         Ok(())
     }
 

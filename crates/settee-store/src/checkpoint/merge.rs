@@ -87,11 +87,12 @@ fn decide(
 }
 
 impl StoreContext {
-    /// Merges the memtables into the tree, and commits its root. `section` names the tree then; the caller
-    /// installs it.
+    /// Merges the memtables into the tree, and commits its root. With `rewrites_tree` it writes a new file. `section`
+    /// names the tree then; the caller installs it.
     pub(super) async fn merge(
         &self,
         input: &CheckpointInput,
+        rewrites_tree: bool,
         section: &mut StoreSection,
     ) -> Result<(CheckpointTree, CheckpointFacts, Checkpoint), StoreError> {
         let key_count = input.key_count();
@@ -100,7 +101,8 @@ impl StoreContext {
         // A retry of a checkpoint that failed after its commit can't commit the same `Seq` to that file
         // again.
         let has_newer_root = |tree: &CheckpointTree| tree.tree.committed().seq() >= input.seq;
-        if let Some(tree) = input.checkpoint.tree.as_ref().filter(|tree| !has_newer_root(tree))
+        if let Some(tree) =
+            input.checkpoint.tree.as_ref().filter(|tree| !rewrites_tree && !has_newer_root(tree))
             && !is_whole_cheaper(tree, &input.memtables).await?
         {
             match self.change_touched(tree, input, &mut live_counter).await {

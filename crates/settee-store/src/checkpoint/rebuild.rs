@@ -165,7 +165,7 @@ impl Rebuild<'_> {
             return Ok(());
         }
         let replaced = version.checkpoint.tree.as_ref().map(|tree| tree.number);
-        let (tree, new_facts, _) = context.merge(&input, section).await?;
+        let (tree, new_facts, _) = context.merge(&input, false, section).await?;
         let replaced = replaced.filter(|number| *number != tree.number);
         let checkpoint = CheckpointState::new(Some(tree), &new_facts).await?;
         *facts = new_facts;

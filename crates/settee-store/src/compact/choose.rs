@@ -21,7 +21,8 @@ use std::sync::Arc;
 use settee_log::{Segment, SegmentSet};
 
 use super::copy::COPY_BYTES;
-use crate::version::{CheckpointState, Live};
+use crate::space::Space;
+use crate::version::{CheckpointState, CheckpointTree, Live};
 
 /// Number of segments that a store's live bytes are divided into.
 const SEGMENT_COUNT_TARGET: u64 = 16;
@@ -32,6 +33,9 @@ const BLOCKED_DIVISOR: u64 = 4;
 /// Bytes that a rewrite adds at most: the sparse block index, and the rest of the last page.
 const OWN_BYTES: u64 = 8 << 10;
 const OWN_DIVISOR: u64 = 64;
+
+/// Bytes of a tree's file besides its nodes, at most: its head and roots, an attachment, the rest of the last page.
+const TREE_OWN_BYTES: u64 = 16 << 10;
 
 /// Size of the smallest tombstone in bytes: a record header.
 const TOMBSTONE_BYTES_MIN: u64 = 28;
@@ -106,6 +110,12 @@ impl SegmentFacts {
         (self.live + self.kept_tombstone_bytes()).min(self.bytes)
     }
 
+    /// Bytes that have to be copied, and the others.
+    fn space(&self) -> Space {
+        let live = self.needed();
+        Space { live, garbage: self.bytes - live }
+    }
+
     /// Bytes that a rewrite would free.
     fn garbage(&self) -> u64 {
         let needed = self.needed();
@@ -123,6 +133,29 @@ impl SegmentFacts {
 
     fn gain(&self) -> f64 {
         self.garbage() as f64 / (self.needed() + COPY_BYTES) as f64
+    }
+}
+
+/// Size of the tree's file in bytes, and of its live nodes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TreeSize {
+    pub(super) bytes: u64,
+    pub(super) live: u64,
+}
+
+impl TreeSize {
+    pub(super) fn of(tree: &CheckpointTree) -> TreeSize {
+        TreeSize { bytes: tree.tree.file_bytes(), live: tree.root.live_bytes() }
+    }
+
+    /// The bytes of a new file, and those that it frees.
+    pub(super) fn space(self) -> Space {
+        let live = (self.live + self.live / OWN_DIVISOR + TREE_OWN_BYTES).min(self.bytes);
+        Space { live, garbage: self.bytes - live }
+    }
+
+    fn gain(self) -> f64 {
+        self.space().garbage as f64 / (self.live + COPY_BYTES) as f64
     }
 }
 
@@ -163,15 +196,53 @@ impl Overview {
     }
 
     /// The segment whose rewrite frees the most per byte copied, or one that blocks too many tombstones;
-    /// `None` if there is not too much garbage.
-    pub(super) fn best(&self, garbage_percent_max: u64, unreadable: &BTreeSet<u32>) -> Option<usize> {
-        let totals = self.facts.iter().fold((0, 0), |sum, fact| (sum.0 + fact.bytes, sum.1 + fact.needed()));
-        let (all, needed) = totals;
+    /// `None` if there is not too much garbage in segments and tree together, or the rest of it is the tree's.
+    pub(super) fn best(
+        &self,
+        garbage_percent_max: u64,
+        tree: TreeSize,
+        unreadable: &BTreeSet<u32>,
+    ) -> Option<usize> {
+        let segments = self.space();
+        let is_too_much = self.is_too_much(garbage_percent_max, tree);
+        // A segment with less garbage than that is not worth copying because of the tree's garbage.
+        let is_worth = |fact: &SegmentFacts| {
+            segments.exceeds(garbage_percent_max) || fact.space().exceeds(garbage_percent_max)
+        };
         let best = (0..self.facts.len())
             .filter(|index| self.facts[*index].can_shrink(self.seq) && self.is_readable(*index, unreadable))
+            .filter(|index| is_worth(&self.facts[*index]))
             .max_by(|a, b| self.facts[*a].gain().total_cmp(&self.facts[*b].gain()));
-        best.filter(|_| (all - needed) * 100 > garbage_percent_max * all)
-            .or_else(|| self.oldest_blocker(unreadable))
+        best.filter(|_| is_too_much).or_else(|| self.oldest_blocker(unreadable))
+    }
+
+    /// Whether rewriting the tree is due, and frees more per byte copied than the segment `best`.
+    pub(super) fn is_tree_better(
+        &self,
+        best: Option<usize>,
+        garbage_percent_max: u64,
+        tree: TreeSize,
+        bytes_min: u64,
+    ) -> bool {
+        let best_gain = best.map_or(0.0, |best| self.facts[best].gain());
+        tree.space().exceeds_by(garbage_percent_max, bytes_min)
+            && self.is_too_much(garbage_percent_max, tree)
+            && tree.gain() > best_gain
+    }
+
+    /// Whether segments and tree have too much garbage.
+    fn is_too_much(&self, garbage_percent_max: u64, tree: TreeSize) -> bool {
+        let (segments, tree) = (self.space(), tree.space());
+        let all = Space { live: segments.live + tree.live, garbage: segments.garbage + tree.garbage };
+        all.exceeds(garbage_percent_max)
+    }
+
+    /// All segments' bytes that have to be copied, and the others.
+    fn space(&self) -> Space {
+        self.facts.iter().map(SegmentFacts::space).fold(Space::default(), |sum, one| Space {
+            live: sum.live + one.live,
+            garbage: sum.garbage + one.garbage,
+        })
     }
 
     /// The oldest of the segments that block the tombstones after them, if these exceed their share of the

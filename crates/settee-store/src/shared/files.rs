@@ -16,7 +16,7 @@ use settee_log::Edit;
 use super::state::Shared;
 use crate::error::StoreError;
 use crate::manifest::StoreSection;
-use crate::version::CheckpointState;
+use crate::version::{CheckpointState, Version};
 
 impl Shared {
     /// Checks that the store's files may be changed. They may not once the log has stopped: if a sync of the
@@ -74,12 +74,20 @@ impl Shared {
         accepted.set_files(checkpoint, &set);
         let replaced = self.install_published(checkpoint, &set);
         self.record_memory(&accepted);
+        if !self.is_closed() {
+            self.record_space(&accepted);
+        }
         let shown = self.versions.published.load().last_seq;
         assert!(shown <= accepted.last_seq, "Seq {shown} is shown, {} accepted", accepted.last_seq);
         drop(accepted);
         self.status_changed.notify_waiters();
         // Dropping large memtables takes a while: without the lock.
         drop(replaced);
+    }
+
+    /// Records the sizes of a version's files, and of the log's unlisted segments.
+    pub(super) fn record_space(&self, version: &Version) {
+        self.space.set(version, self.log.stats().file_bytes);
     }
 
     /// Stops the log if a sync of its directory failed: no later sync covers what that one should have.

@@ -9,6 +9,7 @@ use super::state::Shared;
 use crate::batch::Batch;
 use crate::index::Location;
 use crate::read::Snapshot;
+use crate::space::Space;
 use crate::version::{CheckpointState, NewRecord, PreviousEntry, Version};
 
 impl Shared {
@@ -29,6 +30,11 @@ impl Shared {
     /// The newest checkpoint state. It does not change while a checkpoint is excluded.
     pub(crate) fn checkpoint_state(&self) -> Arc<CheckpointState> {
         self.versions.published.load().checkpoint.clone()
+    }
+
+    /// The space of the published version.
+    pub(crate) fn published_space(&self) -> Space {
+        self.space.of(&self.versions.published.load())
     }
 
     /// Inserts an appended batch into the writer's version, queues a copy for publication, publishes what is
@@ -66,6 +72,7 @@ impl Shared {
         }
         self.publish();
         self.record_memory(version);
+        self.note_commit(version, batch.size());
         if self.is_checkpoint_due(version) {
             self.start_checkpoint();
         }

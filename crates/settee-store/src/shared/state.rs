@@ -15,13 +15,15 @@ use super::context::StoreContext;
 use crate::error::StoreError;
 use crate::manifest::StoreSection;
 use crate::options::StoreStats;
+use crate::pacing::Pacing;
+use crate::space::SpaceAccount;
 use crate::version::Version;
 
 /// The state of an open store.
 ///
 /// Lock order: a task that holds one of these locks takes only later ones. They are `files.compacting`,
 /// `files.section`, `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and
-/// `memory`, or the log's. Only the first three are held across an await. A task may wait for a background
+/// `memory`, or the log's. A writer that is slowed holds `pacing.turn`, before all of them. Only the first three are held across an await. A task may wait for a background
 /// permit while it holds `files.section`, so no task locks that while it holds such a permit.
 pub(crate) struct Shared {
     pub context: StoreContext,
@@ -31,9 +33,12 @@ pub(crate) struct Shared {
     pub versions: Versions,
     pub files: StoreFiles,
     pub jobs: Jobs,
+    pub space: SpaceAccount,
+    pub pacing: Pacing,
     pub(super) memory: Memory,
     pub(super) counters: Counters,
-    /// Notified when memory has been freed, when a checkpoint has failed, on close, and after a panic.
+    /// Notified when memory has been freed, when a checkpoint has failed or a compaction has ended, on close, and
+    /// after a panic.
     pub status_changed: Notify,
     closed: AtomicBool,
     /// A panic may have left the versions inconsistent with the log or the files.
@@ -71,6 +76,12 @@ pub(crate) struct Jobs {
     pub is_compacting: AtomicBool,
     /// A task waits for the log to seal segments that are to be listed.
     pub is_listing: AtomicBool,
+    /// A task waits for a pause in the commits, to free garbage.
+    pub is_watching: AtomicBool,
+    /// A pause came while a compaction was in progress, which frees less than is freed at a pause.
+    pub has_missed_pause: AtomicBool,
+    /// Batches committed since the store was opened.
+    pub commit_count: AtomicU64,
     /// A commit read a damaged node of the tree: the next checkpoint rebuilds the tree.
     pub is_index_damaged: AtomicBool,
 }
@@ -116,6 +127,8 @@ impl Shared {
             },
             files: StoreFiles { compacting: Default::default(), section: tokio::sync::Mutex::new(section) },
             jobs: Jobs::default(),
+            space: SpaceAccount::default(),
+            pacing: Pacing::default(),
             memory: Memory::default(),
             counters: Counters::default(),
             status_changed: Notify::new(),
@@ -126,6 +139,7 @@ impl Shared {
             budget.add_store();
         }
         shared.record_memory(&shared.versions.published.load());
+        shared.record_space(&shared.versions.published.load());
         Arc::new(shared)
     }
 

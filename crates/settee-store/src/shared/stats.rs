@@ -24,7 +24,12 @@ impl Shared {
         let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
         drop(replaced);
         let counts = *self.counters.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let space = self.space.of(&version);
         StoreStats {
+            delayed_us: self.pacing.delayed_us(),
+            paced_bytes_per_second: self.pacing.bytes_per_second(),
+            garbage_bytes: space.garbage,
+            live_bytes: space.live,
             rebuild_count: self.context.rebuild_count.load(Ordering::Relaxed),
             write_lookup_count: self.context.write_lookup_count.load(Ordering::Relaxed),
             memory_bytes: self.memory.bytes.load(Ordering::Relaxed) as u64,

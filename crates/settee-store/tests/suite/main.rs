@@ -14,6 +14,7 @@ mod model;
 mod opening;
 mod panics;
 mod power_loss;
+mod reclaim;
 mod repair;
 mod replaced;
 mod scans;

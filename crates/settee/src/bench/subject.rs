@@ -1,6 +1,6 @@
 //! The subject of a measurement: a server that is given or started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use settee_bench::drive::Target;
 use settee_bench::process::ServerProcess;
@@ -44,6 +44,11 @@ impl Subject {
 
     pub(super) fn directory(&self) -> Option<&Path> {
         self.directory.as_ref().map(Directory::path)
+    }
+
+    /// The data directory of a server that was started.
+    pub(super) fn data(&self) -> Option<PathBuf> {
+        self._process.as_ref().map(ServerProcess::data)
     }
 
     pub(super) fn description(&self) -> String {

@@ -292,7 +292,21 @@ pub(super) const SETTINGS: &[Setting] = &[
         "store",
         "garbage_percent_max",
         Kind::Number(Limit::new(Percent, field!(databases.store.garbage_percent_max))),
-        "Percentage of a database's files that may be garbage before segments are rewritten.",
+        "Percentage of a database's files that may be garbage while it is written; beyond it, segments and \
+         index are rewritten.",
+    ),
+    setting(
+        "store",
+        "garbage_idle_percent_max",
+        Kind::Number(Limit::new(Percent, field!(databases.store.garbage_idle_percent_max))),
+        "Percentage to which garbage is freed when writes pause for a second. 100: nothing is freed then.",
+    ),
+    setting(
+        "store",
+        "garbage_hard_percent_max",
+        Kind::Number(Limit::new(Percent, field!(databases.store.garbage_hard_percent_max))),
+        "Percentage of garbage at which writes are slowed most, to 4 MiB/s; from garbage_percent_max on they are \
+         slowed in proportion, while segments are rewritten. 100: never.",
     ),
     setting(
         "store",

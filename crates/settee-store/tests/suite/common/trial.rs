@@ -73,6 +73,8 @@ struct Config {
     /// Whether there is a chunk cache.
     has_chunks: bool,
     loses_tree: bool,
+    /// Whether little garbage is enough for work at pauses and for the early end of a segment.
+    reclaims_little: bool,
 }
 
 impl Config {
@@ -91,6 +93,7 @@ impl Config {
                 [random.below(2) as usize],
             has_chunks: random.one_in(2),
             loses_tree: random.one_in(3),
+            reclaims_little: random.one_in(2),
         }
     }
 
@@ -119,6 +122,9 @@ impl Config {
             checkpoint_entries_min: few,
             checkpoint_entries_max: few,
             garbage_percent_max: self.garbage_percent_max,
+            garbage_idle_percent_max: if self.reclaims_little { 10 } else { 100 },
+            reclaim_bytes_min: if self.reclaims_little { 4 << 10 } else { 1 << 20 },
+            idle_delay_ms: 100,
             cache: Some(Arc::new(NodeCache::new(self.cache_bytes))),
             chunks: self.has_chunks.then(|| Arc::new(ChunkCache::new(1 << 20))),
             failpoint,
