@@ -22,8 +22,15 @@ pub trait IdleHandle: Send + Sync {
 /// The handles that may be closed. Used from many threads at once.
 pub struct IdleHandles {
     handles_max: usize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
     /// In the order in which they were opened, or lost their mark. Some may be closed, or gone.
-    queue: Mutex<VecDeque<Weak<dyn IdleHandle>>>,
+    handles: VecDeque<Weak<dyn IdleHandle>>,
+    /// Handles added since those that are gone were removed.
+    added_count: usize,
 }
 
 impl IdleHandles {
@@ -34,27 +41,31 @@ impl IdleHandles {
 
     /// Takes a handle that was opened, and closes those that exceed the limit.
     pub fn add(&self, handle: Weak<dyn IdleHandle>) {
-        let mut excess = Vec::new();
+        let (mut excess, mut kept) = (Vec::new(), Vec::new());
         {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-            queue.push_back(handle);
-            if queue.len() > self.handles_max {
-                queue.retain(|handle| handle.strong_count() > 0);
+            let Queue { handles, added_count } = &mut *queue;
+            handles.push_back(handle);
+            *added_count += 1;
+            if handles.len() > self.handles_max && *added_count > self.handles_max / 8 {
+                handles.retain(|handle| handle.strong_count() > 0);
+                *added_count = 0;
             }
-            let mut second_chances = queue.len();
-            while queue.len() > self.handles_max
-                && let Some(first) = queue.pop_front()
+            let mut second_chances = handles.len();
+            while handles.len() > self.handles_max
+                && let Some(first) = handles.pop_front()
             {
                 let Some(handle) = first.upgrade() else { continue };
                 if second_chances > 0 && handle.take_used() {
                     second_chances -= 1;
-                    queue.push_back(first);
+                    handles.push_back(first);
+                    kept.push(handle);
                 } else {
                     excess.push(handle);
                 }
             }
         }
-        // Without the lock: this may be a handle's last user.
+        // Without the lock, as the end of `kept`: this may be a handle's last user.
         excess.iter().for_each(|handle| handle.close());
     }
 }

@@ -109,7 +109,7 @@ impl Env {
     pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
         let files_max = engine.descriptors().map_or(usize::MAX, |descriptors| descriptors.count_max());
         Env {
-            idle_handles: IdleHandles::new(IDLE_HANDLES_MAX.min(files_max / 2)),
+            idle_handles: IdleHandles::new(IDLE_HANDLES_MAX.min(files_max / 4)),
             engine,
             clock: Arc::new(SystemClock::new()),
             spawn: Arc::new(TokioSpawn(handle)),

@@ -114,7 +114,14 @@ impl Shared {
         let infos = self.lock().segment_infos();
         for info in infos.iter().take_while(|info| info.is_sealed && info.last_seq <= seq) {
             if let Some(segment) = set.get(info.number).filter(|segment| segment.name.generation == 0) {
-                segment.find_digest().await?;
+                if self.is_ending() {
+                    break;
+                }
+                if let Err(error) = segment.find_digest().await {
+                    // What is before it is listed nevertheless, and what is listed can be rewritten.
+                    tracing::warn!(%error, path = %segment.path().display(), "a segment can't be listed");
+                    break;
+                }
             }
         }
         Ok(())
@@ -164,6 +171,7 @@ impl Shared {
         if let Some(what) = next.violated_invariant() {
             panic!("the next manifest is invalid: {what}");
         }
+        manifest.end_reserving().await;
         let prepared = match next.prepare(&self.env, &self.directory).await {
             // The preallocated segment's space is enough for a manifest.
             Err(EditError::Io(error)) if is_no_space(&error) && self.free_preallocated().await => {
@@ -171,7 +179,14 @@ impl Shared {
             }
             prepared => prepared,
         };
-        prepared?;
+        let size = match prepared {
+            Err(EditError::Io(error)) if error.operation() == Some(OperationKind::Remove) => {
+                // The file is there whose sync failed.
+                let _ = self.edit_error.set(error.clone().into());
+                return Err(error.into());
+            }
+            prepared => prepared?,
+        };
         // A sync of the directory may have failed meanwhile.
         self.check_editable()?;
         let _stop = self.stop_on_panic();
@@ -191,9 +206,10 @@ impl Shared {
         }
         // Nothing is written to them any more.
         delta.listed.iter().chain(&delta.added).for_each(|segment| segment.stored_file().close_when_idle());
-        // The previous manifest's space has just become free.
-        next.reserve_next(&self.env, &self.directory).await;
         (manifest.number, manifest.user) = (next.number, next.user);
+        // The previous manifest's space has just become free.
+        manifest.begin_reserving(&self.env, &self.directory, size);
+        manifest.end_reserving().await;
         Ok(())
     }
 

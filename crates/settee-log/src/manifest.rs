@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use settee_io::directory::{self, DirectorySyncs};
-use settee_io::{Damage, Entry, Env, File, OpenMode};
+use settee_io::{Damage, Entry, Env, File, OpenMode, OperationKind};
+use tokio::sync::oneshot;
 
 use crate::error::{EditError, OpenError, is_no_space};
 use crate::file_digest::{FileChecksum, FileDigest};
@@ -165,11 +166,12 @@ impl Manifest {
         })
     }
 
-    /// Writes this manifest to the file of the next one; the current one stays.
+    /// Writes this manifest to the file of the next one; the current one stays. Returns its size in bytes.
     ///
     /// # Errors
-    /// [`EditError::TooLong`], before anything is written; or an I/O error.
-    pub(crate) async fn prepare(&self, env: &Env, directory: &Path) -> Result<(), EditError> {
+    /// [`EditError::TooLong`], before anything is written; or an I/O error. If that is of the file's removal, the
+    /// file must not be written again.
+    pub(crate) async fn prepare(&self, env: &Env, directory: &Path) -> Result<u64, EditError> {
         let (next, text) = (directory.join(NEXT_FILE), self.encode());
         let size = text.len() as u64;
         if size > SIZE_MAX {
@@ -184,19 +186,18 @@ impl Manifest {
             file.sync().await
         };
         let written = written.await;
-        if written.is_err() {
+        if written.as_ref().is_err_and(|error| error.operation() == Some(OperationKind::Sync)) {
             // What a failed sync lost of a file, no later sync brings back: the next attempt begins a new one.
-            match directory::remove(&*env.engine, &next).await {
-                Err(error) if !error.is_not_found() => return Err(error.into()),
-                _ => {}
-            }
+            directory::remove(&*env.engine, &next).await?;
         }
-        Ok(written?)
+        written?;
+        Ok(size)
     }
 
-    /// Reserves disk space for the manifest after this one. Without it, an edit on a full disk may be refused.
-    pub(crate) async fn reserve_next(&self, env: &Env, directory: &Path) {
-        let (next, size) = (directory.join(NEXT_FILE), self.encode().len() as u64);
+    /// Reserves disk space for the manifest after one of this size. Without it, an edit on a full disk may be
+    /// refused.
+    pub(crate) async fn reserve_next(env: &Env, directory: &Path, size: u64) {
+        let next = directory.join(NEXT_FILE);
         let reserved = async {
             let file = File::open(&env.engine, &next, OpenMode::Create).await?;
             match file.allocate(0, size + RESERVE_BYTES).await {
@@ -238,8 +239,9 @@ impl Manifest {
         found.is_ok_and(|index| self.segments[index].generation == 0)
     }
 
-    /// Removes rewritten segments that this manifest doesn't name, and a next manifest, left by work that a
-    /// crash interrupted, or by a process that ended while they were in use.
+    /// Removes rewritten segments that this manifest doesn't name, left by work that a crash interrupted, or by a
+    /// process that ended while they were in use; and the file of the next manifest, whose syncs may have failed in
+    /// an earlier process.
     ///
     /// # Errors
     /// An I/O error; some files may have been removed.
@@ -248,7 +250,9 @@ impl Manifest {
         for entry in directory::list(&*env.engine, directory).await? {
             let is_ours = entry.name == NEXT_FILE || entry.name.ends_with(".seg");
             if is_ours && !named.contains(&entry.name) {
-                tracing::info!(file = entry.name, directory = %directory.display(), "removed an unneeded file");
+                if entry.name != NEXT_FILE {
+                    tracing::info!(file = entry.name, directory = %directory.display(), "removed an unneeded file");
+                }
                 match directory::remove(&*env.engine, &directory.join(&entry.name)).await {
                     // Its last user in this process has just removed it.
                     Err(error) if error.is_not_found() => {}
@@ -320,13 +324,35 @@ pub(crate) struct ManifestState {
     pub number: u64,
     /// As in [`Manifest`].
     pub user: String,
+    /// Ends when the space for the next manifest has been reserved.
+    reserving: Option<oneshot::Receiver<()>>,
 }
 
 impl ManifestState {
+    /// Starts reserving space for the manifest after one of this size, in a task: if the caller were dropped, what
+    /// it began would still change the file.
+    pub(crate) fn begin_reserving(&mut self, env: &Env, directory: &Path, size: u64) {
+        let (done, reserving) = oneshot::channel();
+        let (task_env, directory) = (env.clone(), directory.to_path_buf());
+        env.spawn("log manifest", async move {
+            Manifest::reserve_next(&task_env, &directory, size).await;
+            drop(done.send(()));
+        });
+        self.reserving = Some(reserving);
+    }
+
+    /// Waits until that has ended.
+    pub(crate) async fn end_reserving(&mut self) {
+        if let Some(reserving) = &mut self.reserving {
+            let _ = reserving.await;
+            self.reserving = None;
+        }
+    }
+
     /// That of a log with this manifest.
     pub(crate) fn new(manifest: Option<Manifest>) -> ManifestState {
         let Manifest { number, user, .. } = manifest.unwrap_or_default();
-        ManifestState { number, user }
+        ManifestState { number, user, reserving: None }
     }
 }
 

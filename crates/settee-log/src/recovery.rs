@@ -43,7 +43,7 @@ use crate::format::{
     SegmentHeader,
 };
 use crate::frames::{FrameChain, Tail};
-use crate::manifest::manifest_path;
+use crate::manifest::{Manifest, manifest_path};
 use crate::options::LogOptions;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
@@ -185,7 +185,7 @@ pub(crate) async fn recover(
     }
     if let Some(manifest) = locked.manifest() {
         manifest.sweep(env, directory).await?;
-        manifest.reserve_next(env, directory).await;
+        Manifest::reserve_next(env, directory, manifest.encode().len() as u64).await;
     }
     found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)

@@ -19,8 +19,8 @@
 //! 3. Everything accepted before the call is in the copy.
 //! 4. An interrupted copy has no manifest; a complete one has none only if no file is listed yet.
 //! 5. The checksum returned for a file is that of the bytes the store had; for a listed segment, that of the bytes
-//!    it was sealed with. So a comparison of the backup's files with their checksums finds damage that the segment
-//!    had before.
+//!    that it had when its checksum was computed: when it was sealed, or, if an earlier process did that, listed. So a
+//!    comparison of the backup's files with their checksums finds damage since then.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -146,6 +146,7 @@ impl Shared {
     /// are not before its checkpoint.
     async fn pin_version(&self) -> Result<(Arc<Version>, Vec<SegmentInfo>), StoreError> {
         loop {
+            let changed = pin!(self.status_changed.notified());
             self.check_not_closed()?;
             let infos = self.log.segment_infos();
             // Not only `flush`: a backup doesn't wait for disk space.
@@ -158,12 +159,14 @@ impl Shared {
             let last = infos.last();
             let is_covered = version.checkpoint.seq <= last.map_or(0, |last| last.last_seq.0)
                 && version.set.listed_to() < last.map_or(1, |last| last.number);
-            // Otherwise segments were listed that this version doesn't list yet.
             let has_all = infos.first().is_none_or(|first| first.number <= version.set.listed_to() + 1);
             if is_covered && has_all {
                 return Ok((version, infos));
             }
-            settee_io::yield_now().await;
+            if !has_all {
+                // Segments were listed; the versions are about to get the set that says so.
+                changed.await;
+            }
         }
     }
 

@@ -137,5 +137,14 @@ async fn restore(args: RestoreArgs) -> CommandResult {
     let to = data_directory::resolve_path(&args.new_directory)?;
     let summary = settee_doc::restore(&env, &data_directory::resolve_path(&args.backup)?, &to).await?;
     print_stdout!("{} restored into {}: {} bytes", summary.run.display(), to.display(), summary.bytes);
-    report_failed("could not be copied when this backup was made, and is missing", &summary.failed)
+    for (directory, damage) in &summary.damaged {
+        print_stderr!("settee: {} was damaged when this backup was made: {damage}", directory.display());
+    }
+    report_failed("could not be copied when this backup was made, and is missing", &summary.failed)?;
+    match summary.damaged.is_empty() {
+        true => Ok(()),
+        false => {
+            Err("a restored database is damaged; `settee check --repair` salvages what can be read".into())
+        }
+    }
 }

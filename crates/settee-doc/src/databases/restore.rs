@@ -43,6 +43,9 @@ pub struct RestoreSummary {
     /// Databases that the run lacks: requests for them fail with an error that names the directory, until the
     /// directory is restored from another run, or the database is deleted.
     pub failed: Vec<FailedDatabase>,
+    /// Directories of databases that were damaged when they were backed up, each with the damage. Requests for them
+    /// fail; `settee check --repair` salvages what can be read. They are on the timeline of the original.
+    pub damaged: Vec<(PathBuf, String)>,
 }
 
 /// Copies a run of a backup, or the newest complete one in a backup's directory, to a new data directory with
@@ -77,13 +80,13 @@ pub async fn restore(env: &Env, backup: &Path, to: &Path) -> Result<RestoreSumma
         runs::remove(env, to).await?;
         return Err(damaged(&run, &differences));
     }
-    start_timelines(env, &contents, to).await?;
+    let damaged = start_timelines(env, &contents, to).await?;
     renew(env, &to.join(UNFINISHED_CATALOGUE), &contents).await?;
     // Last: its absence marks an incomplete restore.
     directory::rename(engine, &to.join(UNFINISHED_CATALOGUE), &to.join(CATALOGUE_DIRECTORY)).await?;
     directory::sync(engine, to).await?;
     let bytes = contents.files.values().map(|file| file.length).sum();
-    Ok(RestoreSummary { run, bytes, failed: contents.failed })
+    Ok(RestoreSummary { run, bytes, failed: contents.failed, damaged })
 }
 
 /// The path of a run's file in a restore that isn't complete.
@@ -94,21 +97,22 @@ fn place_of(to: &Path, path: &str) -> PathBuf {
     }
 }
 
-/// Starts a new timeline in each copied log. One that was damaged before it was backed up stays as it is: it can't
-/// be opened either.
-async fn start_timelines(env: &Env, contents: &Contents, to: &Path) -> Result<()> {
+/// Starts a new timeline in each copied log. One that was damaged before it was backed up stays as it is, and can't
+/// be opened: returns their directories, each with the damage.
+async fn start_timelines(env: &Env, contents: &Contents, to: &Path) -> Result<Vec<(PathBuf, String)>> {
     let within = contents.files.keys().filter(|path| path.contains('/'));
     let directories: BTreeSet<PathBuf> =
         within.filter_map(|path| Some(place_of(to, path).parent()?.to_path_buf())).collect();
+    let mut damaged = Vec::new();
     for directory in directories {
         match start_timeline(env, &directory).await {
             Err(StoreError::Log(
                 error @ (OpenError::Damaged(_) | OpenError::Missing { .. } | OpenError::Behind { .. }),
-            )) => tracing::error!(%error, "a restored database is damaged: it was so when it was backed up"),
+            )) => damaged.push((directory, error.to_string())),
             started => drop(started?),
         }
     }
-    Ok(())
+    Ok(damaged)
 }
 
 /// Copies the files of a run, except the server's identity; the catalogue under another name. Returns the

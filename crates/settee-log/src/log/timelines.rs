@@ -5,6 +5,7 @@ use std::path::Path;
 use settee_io::Env;
 
 use crate::error::StartTimelineError;
+use crate::format::SYNC_ALIGNMENT;
 use crate::manifest::Manifest;
 use crate::options::LogOptions;
 use crate::recovery::{self, Replay};
@@ -24,6 +25,12 @@ pub async fn start_timeline(env: &Env, directory: &Path) -> Result<Option<Timeli
     let found = recovery::recover(env, directory, &options, &locked, Seq(0), Replay::Nothing).await?;
     if found.timelines.count() == 0 {
         return Ok(None);
+    }
+    if let Some(last) = found.files.get(&found.tail.segment).filter(|_| found.open.is_none()) {
+        // What is left of a torn tail in the last block: nothing may follow where the timeline ends.
+        let end = found.tail.end;
+        let rest = (end.next_multiple_of(SYNC_ALIGNMENT.into()) - end) as usize;
+        last.write_and_sync_at(end, vec![0; rest].into()).await?;
     }
     let timelines = found.timelines.branch(TimelineId(env.random_bytes()), Seq(found.last_seq));
     let started = timelines.current();

@@ -22,6 +22,8 @@ pub struct StoredFile {
     file: ArcSwapOption<File>,
     /// Held while the file is opened.
     opening: Mutex<()>,
+    /// Whether the handle is one that was opened for reading.
+    is_read_only: AtomicBool,
     /// Whether the handle was used since this was last asked.
     is_used: AtomicBool,
     is_removed: AtomicBool,
@@ -47,6 +49,7 @@ impl StoredFile {
             direct: AtomicBool::new(direct),
             file: ArcSwapOption::new(file),
             opening: Mutex::default(),
+            is_read_only: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
         }
@@ -91,6 +94,7 @@ impl StoredFile {
             file.set_direct(true).await?;
         }
         let file = Arc::new(file);
+        self.is_read_only.store(true, Ordering::Relaxed);
         self.file.store(Some(file.clone()));
         drop(opening);
         self.close_when_idle();
@@ -126,11 +130,12 @@ impl StoredFile {
         self.is_removed.store(true, Ordering::Release);
     }
 
-    /// The handle, if the caller is the file's only user. Otherwise the file is removed with its last user.
+    /// The handle, if the caller is the file's only user and may write to it. Otherwise the file is removed with its
+    /// last user.
     pub(crate) fn take(self: Arc<Self>) -> Option<Arc<File>> {
         self.remove();
         let mut own = Arc::into_inner(self)?;
-        let file = own.file.swap(None)?;
+        let file = own.file.swap(None).filter(|_| !*own.is_read_only.get_mut())?;
         *own.is_removed.get_mut() = false;
         Some(file)
     }
@@ -154,7 +159,10 @@ impl IdleHandle for StoredFile {
     }
 
     fn close(&self) {
-        self.file.store(None);
+        // The next opening of the log may unlink a removed file although it is in use.
+        if !self.is_removed.load(Ordering::Acquire) {
+            self.file.store(None);
+        }
     }
 }
 

@@ -412,3 +412,31 @@ fn a_segment_index_of_a_longer_segment_is_replaced() {
     })
     .unwrap();
 }
+
+#[test]
+fn what_is_left_of_a_torn_tail_does_not_follow_a_timeline() {
+    for is_listed in [false, true] {
+        let disk = SimDisk::new(1);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let last = origin(&env, is_listed).await;
+            let (log, all) = open(&env, ORIGIN).await.unwrap();
+            append(&log, 1, 3).await;
+            // The process is killed while it writes one more record to the same group.
+            let end = log.segment_infos().last().unwrap().frame_bytes as usize;
+            copy(&disk, ORIGIN, "/copy");
+            let number = *log.segments().last().unwrap();
+            assert!(number >= last);
+            disk.damage_file(path("/copy", number), |bytes| bytes[end..end + 40].fill(7));
+            start_timeline(&env, Path::new("/copy")).await.unwrap().unwrap();
+            for _ in 0..2 {
+                let (log, found) = open(&env, "/copy").await.unwrap();
+                assert_eq!((found.len(), found.last()), (all.len() + 1, Some(&41)), "listed={is_listed}");
+                log.close().await.unwrap();
+            }
+            log.close().await.unwrap();
+        })
+        .unwrap();
+    }
+}

@@ -75,7 +75,7 @@ impl<'a> SegmentCopy<'a> {
         let Plan { segment, segment_index: Some(segment_index), kept_records: wanted } = plan else {
             return Ok(());
         };
-        let file = segment.file().await?.clone();
+        let file = segment.file().await?;
         let is_original = segment.name.generation == 0;
         let mut scan = segment_index.scan_seq(settee_log::Seq(0));
         let mut kept_records: Vec<KeptRecord> = Vec::new();

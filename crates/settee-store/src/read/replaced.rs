@@ -164,7 +164,7 @@ impl ReplacedRecords {
             return Ok(None);
         }
         self.scanned_bytes += segment.name.bytes;
-        let (file, number) = (segment.file().await?.clone(), segment.name.first);
+        let (file, number) = (segment.file().await?, segment.name.first);
         let mut records = Vec::new();
         match scan_segment(&file, number, segment.name.bytes, collect_into(&mut records)).await {
             Ok(()) => Ok(Some(Source::Table(ScannedTable::new(number, file, records)))),
