@@ -336,7 +336,7 @@ impl ManifestState {
         let (task_env, directory) = (env.clone(), directory.to_path_buf());
         env.spawn("log manifest", async move {
             Manifest::reserve_next(&task_env, &directory, size).await;
-            drop(done.send(()));
+            let _ = done.send(());
         });
         self.reserving = Some(reserving);
     }

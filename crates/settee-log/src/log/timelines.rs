@@ -4,7 +4,7 @@ use std::path::Path;
 
 use settee_io::Env;
 
-use crate::error::StartTimelineError;
+use crate::error::{EditError, StartTimelineError};
 use crate::format::SYNC_ALIGNMENT;
 use crate::manifest::Manifest;
 use crate::options::LogOptions;
@@ -30,7 +30,7 @@ pub async fn start_timeline(env: &Env, directory: &Path) -> Result<Option<Timeli
         // What is left of a torn tail in the last block: nothing may follow where the timeline ends.
         let end = found.tail.end;
         let rest = (end.next_multiple_of(SYNC_ALIGNMENT.into()) - end) as usize;
-        last.write_and_sync_at(end, vec![0; rest].into()).await?;
+        last.write_and_sync_at(end, vec![0; rest].into()).await.map_err(EditError::from)?;
     }
     let timelines = found.timelines.branch(TimelineId(env.random_bytes()), Seq(found.last_seq));
     let started = timelines.current();
