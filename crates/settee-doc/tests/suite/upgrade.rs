@@ -151,9 +151,10 @@ fn damage_in_a_previous_database_and_files_that_changed_meanwhile_are_refused() 
     let path = "/old/databases/0000000005/0000000003.log";
     let end = sim.disk().read_file(path).unwrap().iter().rposition(|byte| *byte != 0).unwrap();
     sim.disk().damage_file(path, |bytes| bytes[end] ^= 1);
-    let report = |event| match event {
-        UpgradeEvent::Note(text) => notes.push(text),
-        _ => {}
+    let report = |event| {
+        if let UpgradeEvent::Note(text) = event {
+            notes.push(text);
+        }
     };
     sim.run(upgrade(&env, Path::new("/old"), Path::new("/new"), &[], report)).unwrap().unwrap();
     assert!(notes.len() == 1 && notes[0].contains(path), "{notes:?}");
@@ -170,7 +171,7 @@ fn damage_in_a_previous_database_and_files_that_changed_meanwhile_are_refused() 
     assert!(sim.run(upgraded(&env)).is_none());
     let sim = Sim::with_disk(&disk.after_power_loss());
     let env = sim.env();
-    sim.disk().damage_file(&path, |bytes| bytes.push(0));
+    sim.disk().damage_file(path, |bytes| bytes.push(0));
     let error = sim.run(upgraded(&env)).unwrap().unwrap_err();
     assert!(error.to_string().contains("other files"), "{error}");
     // A directory in the present format has nothing to upgrade.

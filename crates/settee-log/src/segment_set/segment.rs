@@ -406,7 +406,7 @@ impl Segment {
                     Ok(record)
                 }
                 // Damage elsewhere in the chunks does not concern the record.
-                (Err(_), Some(_), _) => self.read_alone(&file, seq, &range).await,
+                (Err(_), Some(_), _) => self.read_alone(file, seq, &range).await,
                 (record, ..) => record,
             };
             results.push((index, record));

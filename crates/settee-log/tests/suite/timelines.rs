@@ -135,7 +135,7 @@ fn r25_a_copy_on_a_new_timeline_continues_in_a_new_segment() {
                 "{timelines:?}"
             );
             for segment in set.listed() {
-                let digest = FileDigest::of(&*segment.file().await.unwrap()).await.unwrap();
+                let digest = FileDigest::of(&segment.file().await.unwrap()).await.unwrap();
                 assert_eq!(segment.name.digest, digest, "{segment:?}");
             }
             log.close().await.unwrap();
