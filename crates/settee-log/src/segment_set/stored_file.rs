@@ -36,7 +36,7 @@ impl StoredFile {
         StoredFile::of(env, path, direct, None)
     }
 
-    /// A file that is open already, and stays open until [`StoredFile::close_when_idle`].
+    /// A file that is open already, and stays open until it is listed.
     pub fn opened(env: &Env, file: Arc<File>) -> StoredFile {
         let (path, direct) = (file.path().to_path_buf(), file.direct().is_some());
         StoredFile::of(env, path, direct, Some(file))
