@@ -50,7 +50,9 @@ use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
 use crate::timeline::Timelines;
 use crate::types::{Location, Seq};
-use segment::{BEYOND_TIMELINE, BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, open_segments};
+use segment::{
+    BEYOND_TIMELINE, BYTES_MAX, DAMAGED_HEADER, FOREIGN, Segment, TORN_SEGMENT_COUNT_MAX, open_segments,
+};
 
 mod locking;
 mod segment;
@@ -136,6 +138,9 @@ pub(crate) async fn recover(
         let (header, _) = last.header()?;
         if found.timelines.current().is_none() {
             found.timelines = Timelines::first(segments[0].header()?.0.timeline);
+        }
+        if found.timelines.index_of(header.timeline).is_none() {
+            return Err(last.damaged(0, FOREIGN));
         }
         if header.oldest > oldest {
             // The segments before that one are in a later manifest, or were removed by one.

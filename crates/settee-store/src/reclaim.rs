@@ -57,7 +57,7 @@ impl Shared {
     }
 
     /// Whether background work that frees space is in progress, and may succeed.
-    fn is_reclaiming(&self) -> bool {
+    pub(crate) fn is_reclaiming(&self) -> bool {
         let is_busy = self.jobs.is_checkpointing.load(Ordering::Relaxed)
             || self.jobs.is_compacting.load(Ordering::Relaxed);
         is_busy && !self.is_closed() && self.last_checkpoint_error().is_none()

@@ -81,8 +81,34 @@ impl<R: Reduction> Tree<R> {
         options: TreeOptions,
         reduction: R,
     ) -> Result<Tree<R>, TreeError> {
+        Tree::open_as(env, path, OpenMode::Write, options, reduction).await
+    }
+
+    /// As [`Tree::open`], for reading alone: the file may be on a read-only medium, and isn't synced. Commits fail.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub async fn open_to_read(
+        env: &Env,
+        path: &Path,
+        options: TreeOptions,
+        reduction: R,
+    ) -> Result<Tree<R>, TreeError> {
+        Tree::open_as(env, path, OpenMode::Read, options, reduction).await
+    }
+
+    async fn open_as(
+        env: &Env,
+        path: &Path,
+        mode: OpenMode,
+        options: TreeOptions,
+        reduction: R,
+    ) -> Result<Tree<R>, TreeError> {
         options.check();
-        let file = File::open(&env.engine, path, OpenMode::Write).await?;
+        let file = File::open(&env.engine, path, mode).await?;
         file.set_direct(options.direct).await?;
         let length = file.length().await?;
         let head = file.read_at(0, HEAD_SIZE as usize).await?;
@@ -103,9 +129,11 @@ impl<R: Reduction> Tree<R> {
         let last_seq = newest.seq;
         let shared = Arc::new(Shared::new(env, file, reduction, options, incarnation, end));
         let state = Arc::new(load_root(&shared, newest, SLOTS[slot]).await?);
-        // Before anyone relies on the root: a process that was killed during its commit may have left it in
-        // the page cache only.
-        shared.file.sync().await?;
+        if mode == OpenMode::Write {
+            // Before anyone relies on the root: a process that was killed during its commit may have left it in
+            // the page cache only.
+            shared.file.sync().await?;
+        }
         let mut roots = shared.newest();
         roots.root = state.clone();
         roots.committed = state;

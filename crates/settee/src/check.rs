@@ -154,7 +154,10 @@ impl EventPrinter {
                 self.bar.set_position(0);
             }
             OfflineEvent::Progress(done, total) => progress::show_progress(&self.bar, done, total),
-            OfflineEvent::Note(text) => self.bar.suspend(|| print_stdout!("{text}")),
+            OfflineEvent::Note(text) => {
+                let database = &self.database;
+                self.bar.suspend(|| print_stdout!("{database}: {text}"));
+            }
             OfflineEvent::Problem { what, touched, is_doubtful } => {
                 let doubtful =
                     if is_doubtful { " (if a crash caused it, opening the database repairs it)" } else { "" };

@@ -43,14 +43,14 @@ async fn upgrade(Args { old, new }: Args) -> CommandResult {
     let files = [KEPT_FILES, settee_http::BACKED_UP_FILES].concat();
     let result = settee_doc::upgrade(&env, &from, &to, &files, |event| shown.show(event)).await;
     bar.finish_and_clear();
-    let UpgradeSummary { database_count, earlier_count, leaf_count, record_count } = result?;
+    let UpgradeSummary { database_count, earlier_count, document_count } = result?;
     let earlier = match earlier_count {
         0 => String::new(),
-        count => format!(", {count} of them before the interruption"),
+        count => format!(" ({count} of them before the interruption)"),
     };
     print_stdout!(
-        "{database_count} databases of {} upgraded into {}{earlier}: {record_count} records compared, among them \
-         {leaf_count} documents and branches",
+        "{database_count} databases of {} upgraded into {}{earlier}, and compared: {document_count} documents, deleted \
+         ones included",
         old.display(),
         new.display()
     );

@@ -362,7 +362,7 @@ fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
         CheckEvent::Timelines(timelines) => {
             let restored = timelines.iter().skip(1).map(|timeline| timeline.after.0.to_string());
             let restored = restored.collect::<Vec<_>>().join(", ");
-            return OfflineEvent::Note(format!("restored from a backup after update {restored}"));
+            return OfflineEvent::Note(format!("its log was restored from a backup after update {restored}"));
         }
         CheckEvent::Problem(problem) => problem,
     };

@@ -33,7 +33,7 @@ use crate::database::{Database, Identity, stored_revs_limit};
 use crate::documents::keys;
 use crate::{Error, ErrorKind, Result};
 use convert::Conversion;
-use verify::{Compared, compare};
+use verify::compare;
 
 mod convert;
 mod verify;
@@ -81,11 +81,8 @@ pub struct UpgradeSummary {
     pub database_count: u64,
     /// Those that an earlier, interrupted upgrade had converted. They aren't counted in what follows.
     pub earlier_count: u64,
-    /// Leaves that this upgrade compared: documents, and their branches. Some are counted twice if they were updated
-    /// shortly before the previous server ended.
-    pub leaf_count: u64,
-    /// Records that it compared, with attachments' chunks, local documents and others.
-    pub record_count: u64,
+    /// Documents of the others, deleted ones included.
+    pub document_count: u64,
 }
 
 /// Converts the data directory `from`, which the version before wrote and no process uses, to the new directory
@@ -107,13 +104,19 @@ pub async fn upgrade(
     let engine = &*env.engine;
     check_is_previous(env, from).await?;
     runs::check_surroundings(env, to).await?;
+    if to == from {
+        return Err(Error::bad_request("the directories are the same"));
+    }
     if to.starts_with(from) {
         return Err(Error::bad_request(format!("{} lies in {}", to.display(), from.display())));
     }
     let previous_lock = lock_if_writable(env, from).await?;
     let is_new = is_empty(env, to).await?;
     if !is_new && read_file(env, &to.join(UNFINISHED_FILE)).await?.is_none() {
-        return Err(Error::bad_request(format!("{} is not empty", to.display())));
+        let to = to.display();
+        return Err(Error::bad_request(format!(
+            "{to} is not empty: an upgrade into it has ended, or never began"
+        )));
     }
     directory::create(engine, to).await?;
     let _lock = lock(env, to).await?;
@@ -205,7 +208,8 @@ async fn check_is_previous(env: &Env, from: &Path) -> Result<()> {
     match DirectoryKind::of(env, from).await? {
         DirectoryKind::Data if is_previous_format(env, &from.join(CATALOGUE_DIRECTORY)).await? => Ok(()),
         DirectoryKind::Data => Err(Error::bad_request(format!(
-            "the catalogue of {place} isn't in the format of the version before, or is damaged: nothing was upgraded"
+            "the catalogue of {place} isn't in the format of the version before: it may be in the present one \
+             already, or missing, or damaged. Nothing was upgraded"
         ))),
         DirectoryKind::Run { .. } | DirectoryKind::Backup => Err(Error::bad_request(format!(
             "{place} is a backup: restore it with the version that made it, and upgrade what was restored"
@@ -321,12 +325,16 @@ impl Upgrade<'_> {
             names.values().map(|entry| entry.directory_number).chain(deleted).collect();
         for entry in directory::list(&*env.engine, &self.from.join(DATABASES_DIRECTORY)).await? {
             if entry.name.parse().is_ok_and(|number| !known.contains(&number)) {
-                self.report(UpgradeEvent::Note(format!(
-                    "{DATABASES_DIRECTORY}/{} was left out: the catalogue names no database there",
+                let reason = format!(
+                    "the catalogue names no database in {DATABASES_DIRECTORY}/{}: the end of the catalogue may be \
+                     lost. `settee check --repair NEW_DIRECTORY` of the version that wrote it gives such databases \
+                     names; or move that directory away",
                     entry.name
-                )));
+                );
+                return Err(Error::new(ErrorKind::Internal, reason));
             }
         }
+        directory::create(&*env.engine, &self.to.join(UNFINISHED_CATALOGUE)).await?;
         let (catalogue, _) = Store::open(env, &self.to.join(UNFINISHED_CATALOGUE), options).await?;
         for (name, entry) in names {
             summary.database_count += 1;
@@ -335,9 +343,8 @@ impl Upgrade<'_> {
                 continue;
             }
             self.report(UpgradeEvent::Database(name.clone()));
-            let (compared, was_written) = self.convert(&name, &entry).await?;
-            summary.leaf_count += compared.leaf_count;
-            summary.record_count += compared.record_count;
+            let (document_count, was_written) = self.convert(&name, &entry).await?;
+            summary.document_count += document_count;
             let entry = CatalogueEntry {
                 created_us: env.clock.unix_us(),
                 incarnation: env.random_bytes(),
@@ -351,13 +358,14 @@ impl Upgrade<'_> {
         Ok(catalogue.close().await?)
     }
 
-    /// Converts a database, and compares it with the previous one. Returns whether it has data, too.
-    async fn convert(&self, name: &str, entry: &CatalogueEntry) -> Result<(Compared, bool)> {
+    /// Converts a database, and compares it with the previous one. Returns the number of its documents, and whether
+    /// it has data.
+    async fn convert(&self, name: &str, entry: &CatalogueEntry) -> Result<(u64, bool)> {
         let directory_of = |data: &Path| directory_of(data, entry.directory_number);
         let (from, to) = (directory_of(self.from), directory_of(self.to));
         if directory::list(&*self.env.engine, &from).await?.is_empty() {
             if !entry.was_written {
-                return Ok((Compared::default(), false));
+                return Ok((0, false));
             }
             return Err(gone(name, &from));
         }
@@ -377,7 +385,6 @@ impl Upgrade<'_> {
         let (store, _) = Store::open(self.env, &to, options.clone()).await?;
         let mut conversion = Conversion::new(&store);
         // Otherwise an interrupted upgrade has got that far.
-        let mut compared = Compared::default();
         if !conversion.was_compared().await? {
             self.report(UpgradeEvent::Step(UpgradeStep::Copy));
             conversion.copy(&mut previous, progress).await?;
@@ -386,7 +393,7 @@ impl Upgrade<'_> {
             self.report(UpgradeEvent::Step(UpgradeStep::Compare));
             let snapshot = store.snapshot();
             let revs_limit = stored_revs_limit(&snapshot).await?;
-            compared = compare(&mut previous, &snapshot, revs_limit, progress)
+            compare(&mut previous, &snapshot, revs_limit, progress)
                 .await
                 .map_err(|error| Error::new(error.kind(), format!("the database {name}: {error}")))?;
             conversion.set_compared().await?;
@@ -404,8 +411,9 @@ impl Upgrade<'_> {
         compacted?;
         let (store, _) = Store::open(self.env, &to, options).await?;
         Conversion::new(&store).end().await?;
+        let aggregates = store.snapshot().total_aggregates();
         store.close().await?;
-        Ok((compared, has_data))
+        Ok((aggregates[keys::AGGREGATE_DOCUMENTS] + aggregates[keys::AGGREGATE_DELETED], has_data))
     }
 
     /// Copies a file of the data directory, if it is there.
@@ -426,7 +434,10 @@ impl Upgrade<'_> {
 
 /// The error for a database that has data according to the catalogue.
 fn gone(name: &str, from: &Path) -> Error {
-    let reason = format!("the files of the database {name} are gone from {}", from.display());
+    let reason = format!(
+        "the files of the database {name} are gone from {}: put them back, or delete it with the version that wrote it",
+        from.display()
+    );
     Error::new(ErrorKind::Internal, reason)
 }
 

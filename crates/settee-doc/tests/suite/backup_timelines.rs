@@ -287,7 +287,7 @@ fn each_restore_starts_a_timeline_and_check_shows_them() {
             assert_eq!(shown.len(), 2, "{shown:?}");
             for note in &shown {
                 let restored: Vec<u64> = note
-                    .strip_prefix("restored from a backup after update ")
+                    .strip_prefix("its log was restored from a backup after update ")
                     .unwrap()
                     .split(", ")
                     .map(|number| number.parse().unwrap())

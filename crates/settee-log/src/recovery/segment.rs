@@ -20,7 +20,7 @@ use crate::timeline::Timelines;
 pub(super) const TORN_SEGMENT_COUNT_MAX: usize = 3;
 
 /// Error text for a segment of another log, or of another copy of this one.
-const FOREIGN: &str = "it belongs to another log, or to another timeline of this one";
+pub(super) const FOREIGN: &str = "it belongs to another log, or to another timeline of this one";
 /// Error text for a segment of an earlier timeline that goes on after the record where the next one begins.
 pub(super) const BEYOND_TIMELINE: &str =
     "it goes on after its timeline's end: it isn't this copy's, or damaged";

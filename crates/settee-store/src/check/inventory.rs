@@ -194,7 +194,7 @@ impl Survey<'_> {
         options.incarnation = self.manifest.as_ref().map(|manifest| manifest.section.incarnation);
         let aggregates = IndexAggregates(self.context.options.aggregate);
         let all_index = || Touched::IndexOf(Vec::new(), None);
-        let tree = match Tree::open(&self.context.env, &path, options, aggregates).await {
+        let tree = match Tree::open_to_read(&self.context.env, &path, options, aggregates).await {
             Ok(tree) => tree,
             Err(TreeError::Io(error)) if error.is_not_found() => {
                 let what = "it is missing: the manifest names it; opening the store rebuilds it";

@@ -27,7 +27,7 @@ impl Shared {
         let space = self.space.of(&version);
         StoreStats {
             delayed_us: self.pacing.delayed_us(),
-            paced_bytes_per_second: self.pacing.bytes_per_second(),
+            paced_bytes_per_second: if self.is_reclaiming() { self.pacing.bytes_per_second() } else { 0 },
             garbage_bytes: space.garbage,
             live_bytes: space.live,
             rebuild_count: self.context.rebuild_count.load(Ordering::Relaxed),

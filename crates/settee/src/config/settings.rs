@@ -306,7 +306,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "garbage_hard_percent_max",
         Kind::Number(Limit::new(Percent, field!(databases.store.garbage_hard_percent_max))),
         "Percentage of garbage at which writes are slowed most, to 4 MiB/s; from garbage_percent_max on they are \
-         slowed in proportion, while segments are rewritten. 100: never.",
+         slowed in proportion, while segments are rewritten; if it is less than garbage_percent_max, from that on. 100: never.",
     ),
     setting(
         "store",

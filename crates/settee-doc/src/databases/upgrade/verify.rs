@@ -16,15 +16,6 @@ use crate::documents::leaf_value::LeafValue;
 use crate::documents::rev_tree::TreeLeaf;
 use crate::{Error, ErrorKind, Result};
 
-/// The number of records that were compared.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Compared {
-    /// Leaves: documents, and their branches.
-    pub(super) leaf_count: u64,
-    /// All records.
-    pub(super) record_count: u64,
-}
-
 /// Compares all records. Calls `report` with the number of segments done, after each.
 ///
 /// # Errors
@@ -34,16 +25,13 @@ pub(super) async fn compare(
     snapshot: &StoreSnapshot,
     revs_limit: u32,
     mut report: impl FnMut(usize),
-) -> Result<Compared> {
+) -> Result<()> {
     previous.seek(0);
-    let mut compared = Compared::default();
     // Keys whose last record so far differs.
     let mut differing: BTreeSet<Vec<u8>> = BTreeSet::new();
     for count in 1..=previous.segment_count() {
         let Some(records) = previous.next().await? else { break };
         for record in records {
-            compared.record_count += 1;
-            compared.leaf_count += u64::from(is_leaf(&record));
             if is_same(&record, snapshot, revs_limit).await? {
                 differing.remove(&record.key);
             } else {
@@ -53,7 +41,7 @@ pub(super) async fn compare(
         report(count);
     }
     match differing.first() {
-        None => Ok(compared),
+        None => Ok(()),
         Some(key) => {
             let (count, what) = (differing.len(), describe(key));
             let reason = format!("{count} records differ after the conversion, the first being {what}");
