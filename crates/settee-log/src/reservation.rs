@@ -109,7 +109,11 @@ impl Shared {
                 }
                 reserved => reserved,
             },
-            Some(AppendBlocked::Segment) => self.roll(request, &mut reservation).await,
+            Some(AppendBlocked::Segment) => match self.roll(request, &mut reservation).await {
+                // The open segment may have space, if it was to end early: the caller checks again.
+                Err(ReservationError::Refused(_)) if self.lock().segments.cancel_early_end() => Ok(()),
+                rolled => rolled,
+            },
         };
         self.lock().segments.set_rolling(false);
         if let Err(ReservationError::Failed(source)) = &made {

@@ -67,6 +67,13 @@ enum Choice {
     Tree,
 }
 
+/// What was rewritten.
+enum Rewritten {
+    Segments(Compaction),
+    /// The tree, unless there was this error.
+    Tree(Option<StoreError>),
+}
+
 /// Neighbouring segments that are rewritten to one.
 struct CompactionInputs {
     /// In the order of the log.
@@ -87,17 +94,47 @@ impl Shared {
         garbage_percent_max: u64,
         is_manual: bool,
     ) -> Result<Compaction, StoreError> {
+        self.compact_while(garbage_percent_max, is_manual, || true).await
+    }
+
+    /// As [`Shared::compact`], until a batch is committed: `commit_count` were so far.
+    pub(crate) async fn compact_while_paused(
+        &self,
+        garbage_percent_max: u64,
+        commit_count: u64,
+    ) -> Result<(), StoreError> {
+        let is_paused = || self.jobs.commit_count.load(Ordering::Relaxed) == commit_count;
+        self.compact_while(garbage_percent_max, false, is_paused).await.map(drop)
+    }
+
+    async fn compact_while(
+        &self,
+        garbage_percent_max: u64,
+        is_manual: bool,
+        may_continue: impl Fn() -> bool,
+    ) -> Result<Compaction, StoreError> {
         let mut unreadable = self.files.compacting.lock().await;
         if is_manual {
             unreadable.clear();
         }
         let mut done = Compaction::default();
         let (mut failed, mut written_tree) = (None, None);
-        while !self.is_closed() {
+        while !self.is_closed() && may_continue() {
             let known_count = unreadable.len();
             let one = match self.compact_some(garbage_percent_max, written_tree, &mut unreadable).await {
-                Ok(Some(one)) => one,
-                Ok(None) => break,
+                Ok(Some(Rewritten::Segments(one))) => one,
+                Ok(Some(Rewritten::Tree(error))) => {
+                    // The segments are compacted nevertheless: each needs less space than a tree.
+                    failed = failed.or(error);
+                    written_tree = self.checkpoint_state().tree.as_ref().map(|tree| tree.number);
+                    continue;
+                }
+                Ok(None) => {
+                    let left = listed_space(&self.checkpoint_state(), &self.log.segment_set());
+                    let is_left = left.exceeds(garbage_percent_max);
+                    self.space.set_unreclaimable(if is_left { left.garbage } else { 0 });
+                    break;
+                }
                 // The others are compacted nevertheless.
                 Err(error) if unreadable.len() > known_count => {
                     tracing::warn!(%error, directory = %self.context.directory.display(), "a segment can't be compacted");
@@ -105,10 +142,6 @@ impl Shared {
                     continue;
                 }
                 Err(error) => return Err(error),
-            };
-            let Some(one) = one else {
-                written_tree = self.checkpoint_state().tree.as_ref().map(|tree| tree.number);
-                continue;
             };
             done.segment_count += one.segment_count;
             done.bytes_before += one.bytes_before;
@@ -119,8 +152,6 @@ impl Shared {
                 counts.copied_bytes += one.bytes_after;
             });
         }
-        let left = listed_space(&self.checkpoint_state(), &self.log.segment_set());
-        self.space.set_unreclaimable(if left.exceeds(garbage_percent_max) { left.garbage } else { 0 });
         failed.map_or(Ok(done), Err)
     }
 
@@ -157,15 +188,15 @@ impl Shared {
         Overview::new(checkpoint, set, self.context.options.is_enabled(Failpoint::TombstoneTooSoon))
     }
 
-    /// Rewrites the segments that free the most, or the tree if that frees more; then the inner value is `None`. The
-    /// outer one is `None` if there is not too much garbage, or the store was closed. Adds a segment that can't be
-    /// read to `unreadable`. The tree `written_tree` is left alone: this compaction has written it.
+    /// Rewrites the segments that free the most, or the tree if that frees more. `None` if there is not too much
+    /// garbage, or the store was closed. Adds a segment that can't be read to `unreadable`. The tree `written_tree` is
+    /// left alone: this compaction has tried to rewrite it.
     async fn compact_some(
         &self,
         garbage_percent_max: u64,
         written_tree: Option<u32>,
         unreadable: &mut BTreeSet<u32>,
-    ) -> Result<Option<Option<Compaction>>, StoreError> {
+    ) -> Result<Option<Rewritten>, StoreError> {
         let (checkpoint, set) = {
             let version = self.versions.accepted.lock().await;
             (version.checkpoint.clone(), version.set.clone())
@@ -173,7 +204,7 @@ impl Shared {
         let chosen = self.choose(&checkpoint, &set, garbage_percent_max, written_tree, unreadable).await?;
         let (best, overview) = match chosen {
             None => return Ok(None),
-            Some(Choice::Tree) => return self.rewrite_tree().await.map(|()| Some(None)),
+            Some(Choice::Tree) => return Ok(Some(Rewritten::Tree(self.rewrite_tree().await.err()))),
             Some(Choice::Segment(best, overview)) => (best, overview),
         };
         let env = &self.context.env;
@@ -191,7 +222,7 @@ impl Shared {
             return Err(error);
         }
         let plans = &inputs.plans;
-        Ok(Some(Some(Compaction {
+        Ok(Some(Rewritten::Segments(Compaction {
             segment_count: plans.len() as u64,
             bytes_before: plans.iter().map(|plan| plan.segment.name.bytes).sum(),
             bytes_after: name.map_or(0, |name| name.bytes),

@@ -33,7 +33,8 @@ impl PacingLimits {
     /// How far the garbage has got from the soft limit to the hard one: 0 to 1. Garbage that can't be freed counts
     /// for neither.
     pub(crate) fn excess(self, space: Space, unreclaimable: u64) -> f64 {
-        if self.hard_percent >= 100 {
+        // Without a soft limit there is no excess either.
+        if self.hard_percent >= 100 || self.soft_percent >= 100 {
             return 0.0;
         }
         let soft = garbage_max(space.live, self.soft_percent).max(unreclaimable).max(PACED_GARBAGE_MIN);
@@ -64,7 +65,9 @@ impl Pacing {
         let per_second = PACED_BYTES_PER_SECOND_MIN as f64 / excess;
         self.bytes_per_second.store(per_second as u64, Ordering::Relaxed);
         let delay = Duration::from_secs_f64(bytes as f64 / per_second).min(DELAY_MAX);
-        self.until_us.store((now + delay).as_micros() as u64, Ordering::Relaxed);
+        // Writers that waited for the same moment add up.
+        let until = Duration::from_micros(self.until_us.load(Ordering::Relaxed)).max(now) + delay;
+        self.until_us.store(until.min(now + DELAY_MAX).as_micros() as u64, Ordering::Relaxed);
         delay
     }
 
@@ -128,6 +131,8 @@ mod tests {
         assert!(excess(LIVE, LIVE + (8 << 20), LIVE) > 0.0);
         let never = PacingLimits { soft_percent: 30, hard_percent: 100 };
         assert_eq!(never.excess(Space { live: 0, garbage: u64::MAX - 1 }, 0), 0.0);
+        let unlimited = PacingLimits { soft_percent: 100, hard_percent: 40 };
+        assert_eq!(unlimited.excess(Space { live: LIVE, garbage: u64::MAX - 1 }, 0), 0.0);
     }
 
     #[test]
@@ -135,6 +140,12 @@ mod tests {
         let (pacing, now) = (Pacing::default(), Duration::from_secs(5));
         let delay = pacing.charge(now, 1 << 20, 0.5);
         assert_eq!((pacing.delay(now), pacing.delay(now + delay)), (delay, Duration::ZERO));
+        pacing.charge(now, 1 << 10, 0.1);
+        assert!(pacing.delay(now) > delay, "a small batch doesn't end a large one's delay");
+        for _ in 0..100 {
+            pacing.charge(now, 1 << 20, 1.0);
+        }
+        assert_eq!(pacing.delay(now), DELAY_MAX);
         pacing.end();
         assert_eq!((pacing.delay(now), pacing.bytes_per_second()), (Duration::ZERO, 0));
     }

@@ -28,7 +28,9 @@ impl Shared {
     /// Whether the store has so much garbage that some is freed at a pause.
     fn has_idle_garbage(&self, space: Space) -> bool {
         let options = &self.context.options;
-        space.exceeds_by(options.garbage_idle_percent_max, options.reclaim_bytes_min)
+        let freed = space.garbage.saturating_sub(self.space.unreclaimable());
+        freed > options.reclaim_bytes_min
+            && space.exceeds_by(options.garbage_idle_percent_max, options.reclaim_bytes_min)
     }
 
     /// Whether there is more garbage than permitted while writes go on, and enough of it to end a segment for.
@@ -133,26 +135,32 @@ impl Shared {
             return;
         }
         self.jobs.has_missed_pause.store(false, Ordering::Release);
-        let _end = OnPanic(|| self.jobs.is_compacting.store(false, Ordering::Release));
+        let _end = OnPanic(|| self.end_compaction());
         if let Err(error) = self.reclaim_all().await {
             let directory = self.context.directory.display();
             tracing::warn!(%error, %directory, "garbage could not be freed at a pause");
         }
-        self.jobs.is_compacting.store(false, Ordering::Release);
-        self.status_changed.notify_waiters();
+        self.end_compaction();
     }
 
     async fn reclaim_all(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.checkpoint().await?;
-        if self.open_segment_garbage() >= self.context.options.reclaim_bytes_min && !self.is_closed() {
+        let seen = self.jobs.commit_count.load(Ordering::Relaxed);
+        let checkpointed = self.checkpoint().await;
+        self.note_checkpoint_error(checkpointed.as_ref().err().cloned());
+        if checkpointed.is_ok()
+            && self.open_segment_garbage() >= self.context.options.reclaim_bytes_min
+            && !self.is_closed()
+        {
             match self.log.begin_segment().await.map_err(CommitError::from) {
                 // A full disk: what is listed is compacted nevertheless.
                 Err(CommitError::Append(AppendError::NoSpace { .. } | AppendError::NoDescriptor { .. })) => {}
                 begun => begun?,
             }
         }
+        // A full disk has no space for a checkpoint: what is listed is compacted nevertheless.
         self.list_soon().await?;
-        self.compact(self.context.options.garbage_idle_percent_max, false).await.map(drop)
+        self.compact_while_paused(self.context.options.garbage_idle_percent_max, seen).await?;
+        checkpointed.map(drop)
     }
 
     /// Bytes of the open segment that a new segment would free: garbage as of the checkpoint, and disk space that is
@@ -165,8 +173,8 @@ impl Shared {
         open.frame_bytes.saturating_sub(live) + self.log.stats().reserved_bytes
     }
 
-    /// A compaction that writes began has ended. Waits for a pause again if one came meanwhile. Not otherwise: work at a
-    /// pause may begin a compaction, and would follow it for ever.
+    /// A compaction has ended. Waits for a pause again if one came meanwhile. Not otherwise: work at a pause may begin
+    /// a compaction, and would follow it for ever.
     pub(crate) fn end_compaction(self: &Arc<Self>) {
         self.jobs.is_compacting.store(false, Ordering::Release);
         self.status_changed.notify_waiters();

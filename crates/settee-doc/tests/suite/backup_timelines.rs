@@ -327,15 +327,17 @@ fn a_power_loss_during_a_restore_leaves_no_databases_or_all_of_them() {
         disk
     };
     let restored = async |env: &Env| restore(env, Path::new(BACKUP), Path::new("/copy")).await.map(drop);
-    let disk = with_backup(7);
-    let start = disk.operation_count();
-    let sim = Sim::with_disk(&disk);
-    sim.run(async { restored(&sim.env()).await.unwrap() }).unwrap();
+    let operations = |seed| {
+        let disk = with_backup(seed);
+        let start = disk.operation_count();
+        let sim = Sim::with_disk(&disk);
+        sim.run(async { restored(&sim.env()).await.unwrap() }).unwrap();
+        start..disk.operation_count()
+    };
     let (mut none, mut all) = (0, 0);
     // The seed decides which names survive: after the last rename there are several.
-    let last = disk.operation_count() - 1;
-    let trials = (start..last).map(|crash_at| (crash_at, 7)).chain((7..17).map(|seed| (last, seed)));
-    for (crash_at, seed) in trials {
+    let last = (8..18).map(|seed| (operations(seed).end - 1, seed));
+    for (crash_at, seed) in operations(7).map(|crash_at| (crash_at, 7)).chain(last) {
         let disk = with_backup(seed).crash_at_operation(crash_at);
         let sim = Sim::with_disk(&disk);
         let ended = sim.run(async { restored(&sim.env()).await });

@@ -160,6 +160,11 @@ impl Segments {
         self.ends_early = self.open_has_records(accepted);
     }
 
+    /// Takes back what [`Segments::end_early`] required. Returns whether it had been required.
+    pub(crate) fn cancel_early_end(&mut self) -> bool {
+        std::mem::take(&mut self.ends_early)
+    }
+
     /// Whether the open segment has records in a log that ends at `accepted`.
     pub(super) fn open_has_records(&self, accepted: Watermark) -> bool {
         let first = self.open.as_ref().and_then(|open| self.all.get(&open.number));

@@ -137,3 +137,33 @@ fn no_power_loss_while_segments_are_ended_loses_a_record() {
         }
     }
 }
+
+#[test]
+fn on_a_full_disk_a_segment_that_was_to_end_early_takes_what_fits_it() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await;
+        let used = || disk.paths().iter().map(|path| disk.read_file(path).unwrap().len() as u64).sum();
+        for _ in 0..5 {
+            append(&log, 700).await.unwrap();
+        }
+        let _ = disk.clone().capacity(Some(used()));
+        // Until the space that was reserved for all, and the preallocated segment, are used up.
+        while append(&log, 9_000).await.is_some() {}
+        let segments = log.segments();
+        log.end_segment();
+        let mut deletion = Batch::new();
+        deletion.push(Flags::TOMBSTONE, b"key", b"", b"");
+        deletion.use_reserve();
+        let appended = log.append(&deletion, Stage::Persisted).await.expect("the reserve is for this");
+        log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
+        assert_eq!(log.segments(), segments);
+        // Once there is space, the next segment begins when this one is full.
+        let _ = disk.clone().capacity(None);
+        env.clock.sleep(std::time::Duration::from_secs(5)).await;
+        assert!(append(&log, 60_000).await.is_some());
+    })
+    .unwrap();
+}
