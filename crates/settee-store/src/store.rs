@@ -83,6 +83,8 @@ impl Store {
         })
         .await?;
         replay.insert_all(&mut version, &rules);
+        // The last records may have been compacted away, and a rebuilt tree then ends before them.
+        version.last_seq = version.last_seq.max(log.persisted().0);
         log.set_listed_live_bytes(version.checkpoint.live_bytes());
         version.set = log.segment_set();
         match version.backfill_all(rules.aggregate).await.map_err(StoreError::from) {
