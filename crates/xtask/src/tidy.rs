@@ -26,13 +26,16 @@ mod tests;
 const LMDB: &str = "peers/src/store/lmdb.rs";
 
 /// The crates of the engine and the server, the highest first. A crate depends only on those after it.
-const ORDER: [&str; 10] = [
+const ORDER: [&str; 13] = [
     "settee",
     "settee-bench",
     "settee-http",
     "settee-client",
     "settee-view",
+    "settee-map",
+    "settee-js",
     "settee-doc",
+    "settee-collate",
     "settee-store",
     "settee-tree",
     "settee-log",

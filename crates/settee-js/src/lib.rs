@@ -1,0 +1,1 @@
+//! CouchDB's design functions in sandboxed JavaScript contexts.

@@ -1,0 +1,1 @@
+//! Map functions compiled to plans over JSON text.

@@ -1,0 +1,1 @@
+//! Map/reduce views and Mango indexes over a database's changes.
