@@ -44,6 +44,12 @@ pub trait Spawn: Send + Sync + 'static {
     /// Starts `task`, which runs to completion unless the executor is shut down first. `name` is for
     /// diagnostics.
     fn spawn(&self, name: &'static str, task: Task);
+
+    /// As [`Spawn::spawn`], for a task that computes for long without waiting. It delays no task of
+    /// [`Spawn::spawn`] where the system has priorities. The default has none.
+    fn spawn_background(&self, name: &'static str, task: Task) {
+        self.spawn(name, task);
+    }
 }
 
 /// A source of random bytes. On a real machine they are suitable for secrets.
@@ -88,6 +94,11 @@ impl Env {
     /// Starts a task; `name` is for diagnostics.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.spawn.spawn(name, Box::pin(task));
+    }
+
+    /// Starts a task that computes for long: see [`Spawn::spawn_background`].
+    pub fn spawn_background(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn.spawn_background(name, Box::pin(task));
     }
 }
 

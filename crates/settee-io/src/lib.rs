@@ -152,7 +152,7 @@ pub use error::{Damage, Error, Result};
 pub use file::{DirectMode, File};
 pub use idle_handles::{IDLE_HANDLES_MAX, IdleHandle, IdleHandles};
 pub use panic::OnPanic;
-pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
+pub use system::{BACKGROUND_THREADS_MAX, EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
 pub use tail::{
     BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation, Stall, TAIL_ALIGNMENT, TailBuffer,
     TailReader,

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
 
 use crate::timer::ShortTimer;
@@ -112,7 +112,7 @@ impl Env {
             idle_handles: IdleHandles::new(IDLE_HANDLES_MAX.min(files_max / 4)),
             engine,
             clock: Arc::new(SystemClock::new()),
-            spawn: Arc::new(TokioSpawn(handle)),
+            spawn: Arc::new(TokioSpawn::new(handle)),
             random: Arc::new(SystemRandom),
             buffers: BufferPool::new(PoolOptions::default()),
             background: Arc::new(Semaphore::new(BACKGROUND_COUNT)),
@@ -160,14 +160,69 @@ impl Clock for SystemClock {
     }
 }
 
-/// Starts tasks on a tokio runtime.
-#[derive(Debug)]
-pub struct TokioSpawn(pub Handle);
+/// Number of threads for background tasks, at most; and at most as many as processors.
+pub const BACKGROUND_THREADS_MAX: usize = 16;
+
+/// Nice value of the threads for background tasks: see setpriority(2).
+const BACKGROUND_NICE: i32 = 10;
+
+/// Starts tasks on a tokio runtime. Background tasks have threads of their own, at a lower priority, which start
+/// with the first of them.
+pub struct TokioSpawn {
+    handle: Handle,
+    background: OnceLock<Option<Runtime>>,
+}
+
+impl TokioSpawn {
+    /// Starts tasks on the runtime of `handle`.
+    pub fn new(handle: Handle) -> TokioSpawn {
+        TokioSpawn { handle, background: OnceLock::new() }
+    }
+}
 
 impl Spawn for TokioSpawn {
     fn spawn(&self, _name: &'static str, task: Task) {
-        self.0.spawn(task);
+        self.handle.spawn(task);
     }
+
+    fn spawn_background(&self, name: &'static str, task: Task) {
+        match self.background.get_or_init(start_background) {
+            Some(runtime) => drop(runtime.spawn(task)),
+            None => self.spawn(name, task),
+        }
+    }
+}
+
+impl Drop for TokioSpawn {
+    fn drop(&mut self) {
+        // It may be dropped in a task, where waiting for the threads isn't allowed.
+        if let Some(Some(runtime)) = self.background.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl fmt::Debug for TokioSpawn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokioSpawn").finish_non_exhaustive()
+    }
+}
+
+/// Starts the threads for background tasks; `None` if the system refuses them.
+fn start_background() -> Option<Runtime> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from).min(BACKGROUND_THREADS_MAX);
+    let built = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(count)
+        .thread_name("background")
+        .enable_time()
+        .on_thread_start(|| {
+            // Of the calling thread, on Linux. Without the right to do so, the priority stays.
+            if let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICE) {
+                tracing::debug!(%error, "background tasks have no lower priority");
+            }
+        })
+        .build();
+    built.map_err(|error| tracing::warn!(%error, "background tasks have no threads of their own")).ok()
 }
 
 /// The operating system's randomness (getrandom(2)).

@@ -247,6 +247,7 @@ impl<R: Reduction> Appender<R> {
                 all.summary = reduction.join(&all.summary, &child.summary);
             }
         }
+        all.summary = reduction.collapse(all.summary);
         Some(all)
     }
 }

@@ -113,7 +113,8 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
             }
             let Some(frame) = frames.last_mut() else { return Ok(()) };
             if frame.next == frame.node.len() {
-                let frame = frames.pop().expect("it was there");
+                let mut frame = frames.pop().expect("it was there");
+                frame.found.summary = self.root.shared.reduction.collapse(frame.found.summary);
                 self.compare(&frame.expected, &frame.end, &frame.found);
                 done = Some(frame.found);
                 continue;
@@ -173,6 +174,7 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
             found.summary = reduction.join(&found.summary, &reduction.of(&key, value));
             (self.entry)(&key, value);
         }
+        found.summary = reduction.collapse(found.summary);
         self.compare(&expected, &end, &found);
         Ok(Some(found))
     }

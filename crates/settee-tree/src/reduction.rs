@@ -3,14 +3,15 @@
 use std::fmt;
 
 /// Largest encoded summary in bytes.
-pub const SUMMARY_SIZE_MAX: usize = 256;
+pub const SUMMARY_SIZE_MAX: usize = 2 << 10;
 
 /// An associative function over entries in key order, kept in inner nodes, so that the summary of any range
 /// costs two root-to-leaf paths. It need not be commutative.
 ///
 /// `join(a, join(b, c))` must equal `join(join(a, b), c)`, and `join(zero, a)` and `join(a, zero)` must equal
-/// `a`, since the result must not depend on how entries are distributed over nodes. Sums must be of integers,
-/// or of another type without rounding.
+/// `a`, since the result should not depend on how entries are distributed over nodes. Where it does, as with sums
+/// of floating-point numbers, it is nevertheless the same at each reading of a root: a node's summary is made from
+/// its items in their order, and joined in that order.
 pub trait Reduction: Send + Sync + 'static {
     /// The summary of a run of entries.
     type Summary: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;
@@ -23,6 +24,12 @@ pub trait Reduction: Send + Sync + 'static {
 
     /// The summary of two adjacent runs, `left` before `right`.
     fn join(&self, left: &Self::Summary, right: &Self::Summary) -> Self::Summary;
+
+    /// Shortens the summary of all items of a node, before it is kept in the parent. The default returns it
+    /// unchanged. A summary that collects its parts, to reduce them together, does so here.
+    fn collapse(&self, summary: Self::Summary) -> Self::Summary {
+        summary
+    }
 
     /// Appends the summary's bytes, at most [`SUMMARY_SIZE_MAX`] of them.
     fn encode(&self, summary: &Self::Summary, out: &mut Vec<u8>);
