@@ -1,1 +1,29 @@
 //! Map/reduce views and Mango indexes over a database's changes.
+//!
+//! - [`Views`] is a server's set of indexes, [`DesignViews`] those of one design document.
+//! - An index is a tree of rows ([`IndexSnapshot`]): [`MapRows`] reads rows, [`Groups`] reduces them.
+//! - A build reads the documents that changed, in the order of the log, calls the map functions in background
+//!   tasks, and merges what they emit into the trees. Readers use a snapshot meanwhile.
+//!
+//! An index can be made again from its documents, so it is never repaired: one that can't be read is begun anew.
+//!
+//! This crate knows nothing of HTTP.
+
+mod build;
+mod design;
+mod error;
+mod index;
+mod index_file;
+mod mapper;
+mod mappers;
+mod merge;
+mod progress;
+mod query;
+mod read;
+mod reduce;
+mod row;
+
+pub use design::{Design, Language, Signature, ViewDefinition};
+pub use error::{Result, ViewError, ViewErrorKind};
+pub use query::{Group, Grouping, Groups, KeyRange, KeySpace, MapRows};
+pub use read::{IndexSnapshot, RowRange, RowScan, ViewRow};

@@ -1,0 +1,321 @@
+//! Building: brings the indexes of a design document up to the database's state.
+//!
+//! One scan over the changes reads the documents with their bodies, in the order of the log. Groups of them are
+//! mapped in parallel by background tasks; what they emit is collected, sorted, and merged into each index in one
+//! update. After each merge the index has all changes up to some `Seq`, so that a build continues there after a
+//! crash, and readers may read what has been built.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use settee_doc::{Database, DocumentRow, Extras, Seq, Snapshot, Winner};
+use settee_io::Env;
+use tokio::sync::oneshot;
+
+use crate::design::Design;
+use crate::error::{Result, ViewError};
+use crate::index::{Building, IndexList};
+use crate::mapper::{Mapped, order_rows};
+use crate::mappers::Mappers;
+use crate::merge::MappedDocument;
+use crate::progress::Progress;
+
+/// Documents of a group that is mapped at once, and bytes of them.
+const GROUP_COUNT_MAX: usize = 256;
+const GROUP_BYTES_MAX: usize = 512 << 10;
+
+/// Groups that are being mapped, or wait for being merged.
+const GROUPS_IN_FLIGHT_MAX: usize = 4;
+
+/// Number of log lines about exceptions of a build's map functions.
+const LOGGED_MAX: u64 = 20;
+
+/// What a build needs.
+pub(crate) struct Build {
+    pub(crate) env: Env,
+    pub(crate) database: Arc<Database>,
+    pub(crate) design: Arc<Design>,
+    pub(crate) indexes: IndexList,
+    pub(crate) mappers: Arc<Mappers>,
+    pub(crate) progress: Arc<Progress>,
+    /// Bytes of mapped rows, and keys, that are merged at once.
+    pub(crate) merge_bytes: usize,
+}
+
+/// A document to be mapped. Without text it is deleted, or isn't mapped.
+struct Input {
+    id: String,
+    seq: Seq,
+    json: Option<Vec<u8>>,
+}
+
+/// What a group's documents emit, for each index.
+struct MappedGroup {
+    last_seq: Seq,
+    count: u64,
+    by_index: Vec<Vec<MappedDocument>>,
+    stopped: Vec<Option<ViewError>>,
+    dropped: Vec<String>,
+}
+
+impl Build {
+    /// Builds until the indexes have all changes that the database has at the beginning.
+    ///
+    /// # Errors
+    /// If a document can't be read, or an index not be written; what was merged until then stays.
+    pub(crate) async fn run(&self) -> Result<()> {
+        let mut order: Vec<usize> = (0..self.indexes.len()).collect();
+        // Builds of different design documents that share indexes take them in the same order.
+        order.sort_by_key(|index| self.indexes[*index].definition.signature);
+        let mut building: Vec<Option<Building<'_>>> = self.indexes.iter().map(|_| None).collect();
+        for index in order {
+            if self.indexes[index].failure().is_none() {
+                building[index] = Some(self.indexes[index].begin().await);
+            }
+        }
+        let snapshot = self.database.snapshot();
+        let target = snapshot.update_seq();
+        self.take_purges(&snapshot, &mut building).await?;
+        let since = building.iter().flatten().map(|building| building.reached().0).min().unwrap_or(target);
+        if since >= target {
+            return Ok(());
+        }
+        self.progress.begin(snapshot.pending(since).await?);
+        let mut run = Run { build: self, building, pending: Vec::new(), pending_bytes: 0, logged: 0 };
+        run.pending = self.indexes.iter().map(|_| Vec::new()).collect();
+        let built = run.scan(&snapshot, since, target).await;
+        self.progress.end();
+        built
+    }
+
+    /// Removes, or makes anew, the rows of purged documents.
+    async fn take_purges(&self, snapshot: &Snapshot, building: &mut [Option<Building<'_>>]) -> Result<()> {
+        let newest = self.database.info().purge_seq;
+        for building in building.iter_mut() {
+            let Some(index) = building else { continue };
+            let (seq, purge_seq) = index.reached();
+            if seq > snapshot.update_seq() {
+                index.reset().await?;
+                continue;
+            }
+            if purge_seq >= newest {
+                continue;
+            }
+            let mut purges = snapshot.purges(purge_seq);
+            let mut next = purge_seq + 1;
+            let mut ids = Vec::new();
+            while let Some(purge) = purges.next().await? {
+                if purge.number != next {
+                    break;
+                }
+                next += 1;
+                ids.extend(purged_id(&purge.text));
+            }
+            if seq > Seq(0) && next <= newest {
+                // Infos of older purges are gone.
+                index.reset().await?;
+                continue;
+            }
+            ids.sort_unstable();
+            ids.dedup();
+            if seq == Seq(0) {
+                ids.clear();
+            }
+            let mut inputs = Vec::with_capacity(ids.len());
+            for id in ids {
+                let document = snapshot.document_or_deleted(&id).await?;
+                let json = match document {
+                    Some(document) if !document.deleted => Some(self.text(snapshot, document, None).await?),
+                    _ => None,
+                };
+                inputs.push(Input { id, seq, json });
+            }
+            let group = self.map(inputs).await?;
+            let position = self.indexes.iter().position(|own| std::ptr::eq(&**own, index.index()));
+            let documents = position.and_then(|at| group.by_index.into_iter().nth(at)).unwrap_or_default();
+            index.merge(documents, seq, newest).await?;
+            index.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// The text that map functions get.
+    async fn text(
+        &self,
+        snapshot: &Snapshot,
+        document: settee_doc::Document,
+        winner: Option<(bool, Seq)>,
+    ) -> Result<Vec<u8>> {
+        let document = snapshot.read_whole(document).await?;
+        let mut extras = Extras::default();
+        let (has_conflicts, seq) = match winner {
+            Some(winner) => winner,
+            None => match snapshot.find(&document.id).await? {
+                Some(summary) => (summary.has_conflicts, summary.seq),
+                None => (false, Seq(0)),
+            },
+        };
+        if has_conflicts {
+            for leaf in snapshot.leaves(&document.id).await?.into_iter().skip(1) {
+                let list = if leaf.deleted { &mut extras.deleted_conflicts } else { &mut extras.conflicts };
+                list.push(leaf.revision);
+            }
+        }
+        if self.design.local_seq {
+            extras.local_seq = Some(seq.0);
+        }
+        let mut json = Vec::new();
+        document.write_json(&extras, &mut json);
+        Ok(json)
+    }
+
+    async fn input(&self, snapshot: &Snapshot, id: String, winner: Winner) -> Result<Input> {
+        let (seq, has_conflicts) = (winner.summary.seq, winner.summary.has_conflicts);
+        let is_mapped =
+            !winner.summary.deleted && (self.design.include_design || !id.starts_with("_design/"));
+        if !is_mapped {
+            return Ok(Input { id, seq, json: None });
+        }
+        let document = snapshot.read_winner(&id, winner).await?;
+        let json = Some(self.text(snapshot, document, Some((has_conflicts, seq))).await?);
+        Ok(Input { id, seq, json })
+    }
+
+    /// Maps documents in a background task.
+    async fn map(&self, inputs: Vec<Input>) -> Result<MappedGroup> {
+        self.start_mapping(inputs).await.map_err(|_| ViewError::damaged("a build was aborted"))?
+    }
+
+    fn start_mapping(&self, inputs: Vec<Input>) -> oneshot::Receiver<Result<MappedGroup>> {
+        let (sender, done) = oneshot::channel();
+        let (mappers, design) = (self.mappers.clone(), self.design.clone());
+        self.env.spawn_background("view map", async move {
+            drop(sender.send(map_group(&mappers, &design, inputs)));
+        });
+        done
+    }
+}
+
+/// Calls the map functions, and makes the sort keys.
+fn map_group(mappers: &Mappers, design: &Design, inputs: Vec<Input>) -> Result<MappedGroup> {
+    let mut group = MappedGroup {
+        last_seq: inputs.last().map_or(Seq(0), |input| input.seq),
+        count: inputs.len() as u64,
+        by_index: design.maps.iter().map(|_| Vec::with_capacity(inputs.len())).collect(),
+        stopped: design.maps.iter().map(|_| None).collect(),
+        dropped: Vec::new(),
+    };
+    let texts: Vec<&[u8]> = inputs.iter().filter_map(|input| input.json.as_deref()).collect();
+    let mut mapped = if texts.is_empty() { Vec::new() } else { mappers.map(&texts)? }.into_iter();
+    for Input { id, json, .. } in inputs {
+        let mut outcomes = json.and_then(|_| mapped.next()).unwrap_or_default().into_iter();
+        let partition =
+            if design.is_partitioned { id.split_once(':').map(|(partition, _)| partition) } else { None };
+        for (index, map) in design.maps.iter().enumerate() {
+            let rows = match outcomes.next() {
+                Some(Mapped::Rows(rows)) => order_rows(rows, partition, map.collation),
+                Some(Mapped::Dropped(message)) => {
+                    if (group.dropped.len() as u64) < LOGGED_MAX {
+                        group.dropped.push(format!("{id}: {message}"));
+                    }
+                    Vec::new()
+                }
+                Some(Mapped::Stopped(error)) => {
+                    group.stopped[index].get_or_insert(error);
+                    Vec::new()
+                }
+                None => Vec::new(),
+            };
+            group.by_index[index].push(MappedDocument { id: id.clone(), rows });
+        }
+    }
+    Ok(group)
+}
+
+/// A build in progress.
+struct Run<'a> {
+    build: &'a Build,
+    building: Vec<Option<Building<'a>>>,
+    /// Mapped documents that aren't merged yet, for each index.
+    pending: Vec<Vec<MappedDocument>>,
+    pending_bytes: usize,
+    logged: u64,
+}
+
+impl Run<'_> {
+    async fn scan(&mut self, snapshot: &Snapshot, since: Seq, target: Seq) -> Result<()> {
+        let mut documents = snapshot.read_ahead(snapshot.changes(since, false), u64::MAX, None);
+        let mut in_flight: VecDeque<oneshot::Receiver<Result<MappedGroup>>> = VecDeque::new();
+        let mut inputs: Vec<Input> = Vec::new();
+        let mut input_bytes = 0;
+        let mut is_end = false;
+        while !is_end {
+            match documents.next().await? {
+                Some(DocumentRow { key: id, winner }) => {
+                    let winner = winner.ok_or_else(|| ViewError::damaged("a change has no document"))?;
+                    let input = self.build.input(snapshot, id, winner).await?;
+                    input_bytes += input.id.len() + input.json.as_ref().map_or(0, Vec::len);
+                    inputs.push(input);
+                }
+                None => is_end = true,
+            }
+            let is_full = inputs.len() >= GROUP_COUNT_MAX || input_bytes >= GROUP_BYTES_MAX;
+            if is_full || is_end && !inputs.is_empty() {
+                input_bytes = 0;
+                in_flight.push_back(self.build.start_mapping(std::mem::take(&mut inputs)));
+            }
+            while in_flight.len() >= GROUPS_IN_FLIGHT_MAX || is_end && !in_flight.is_empty() {
+                let next = in_flight.pop_front().expect("it isn't empty");
+                let group = next.await.map_err(|_| ViewError::damaged("a build was aborted"))??;
+                self.take(group).await?;
+            }
+        }
+        self.flush(target).await
+    }
+
+    async fn take(&mut self, group: MappedGroup) -> Result<()> {
+        let MappedGroup { last_seq, count, by_index, stopped, dropped } = group;
+        for message in dropped {
+            self.logged += 1;
+            if self.logged <= LOGGED_MAX {
+                let (database, design) = (self.build.database.name(), &self.build.design.id);
+                tracing::warn!(database, design, "a map function failed for document {message}");
+            }
+        }
+        for (index, documents) in by_index.into_iter().enumerate() {
+            if let Some(error) = &stopped[index]
+                && let Some(building) = self.building[index].take()
+            {
+                building.index().fail(error.clone());
+            }
+            if self.building[index].is_some() {
+                self.pending_bytes += documents.iter().map(MappedDocument::bytes).sum::<usize>();
+                self.pending[index].extend(documents);
+            }
+        }
+        self.build.progress.advance(count);
+        if self.pending_bytes >= self.build.merge_bytes { self.flush(last_seq).await } else { Ok(()) }
+    }
+
+    /// Merges what is pending. The indexes then have all changes up to `seq`.
+    async fn flush(&mut self, seq: Seq) -> Result<()> {
+        self.pending_bytes = 0;
+        for (building, pending) in self.building.iter_mut().zip(&mut self.pending) {
+            let documents = std::mem::take(pending);
+            let Some(building) = building else { continue };
+            let (reached, purge_seq) = building.reached();
+            // Another build may have brought a shared index further.
+            if reached < seq {
+                building.merge(documents, seq, purge_seq).await?;
+                building.commit().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The document of a purge info.
+fn purged_id(json: &[u8]) -> Option<String> {
+    let info: serde_json::Value = serde_json::from_slice(json).ok()?;
+    info.get("id")?.as_str().map(str::to_owned)
+}

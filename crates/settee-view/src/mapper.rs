@@ -1,0 +1,46 @@
+//! Map functions: what turns documents into rows.
+
+use settee_collate::{Collation, write_sort_key};
+
+use crate::error::ViewError;
+use crate::row::EmittedRow;
+
+/// What a map function did with a document.
+#[derive(Debug)]
+pub(crate) enum Mapped {
+    /// What it emitted: keys and values as JSON.
+    Rows(Vec<(String, String)>),
+    /// It threw an exception: the document has no rows in this view.
+    Dropped(String),
+    /// It must not be called any more.
+    Stopped(ViewError),
+}
+
+/// The map functions of a design document.
+pub(crate) trait Mapper: Send {
+    /// Calls each function with each document, given as JSON. Returns for each document what each function did.
+    fn map(&mut self, documents: &[&[u8]]) -> Vec<Vec<Mapped>>;
+}
+
+/// Makes the sort keys of rows. A row whose key can't be ordered, since it nests too deep, is left out.
+pub(crate) fn order_rows(
+    rows: Vec<(String, String)>,
+    partition: Option<&str>,
+    collation: Collation,
+) -> Vec<EmittedRow> {
+    let ordered = rows.into_iter().filter_map(|(key, value)| {
+        let mut sort_key = Vec::with_capacity(key.len() + 16);
+        if let Some(partition) = partition {
+            write_partition(partition, &mut sort_key);
+        }
+        write_sort_key(&key, collation, &mut sort_key).ok()?;
+        Some(EmittedRow { sort_key, key, value })
+    });
+    ordered.collect()
+}
+
+/// Appends what the sort keys of a partition's rows begin with.
+pub(crate) fn write_partition(partition: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(partition.as_bytes());
+    out.push(0);
+}
