@@ -237,13 +237,22 @@ impl Engine {
         })
     }
 
+    /// As [`Engine::with`], with `ticks`.
+    pub(crate) fn with_ticks<R>(
+        &self,
+        ticks: u64,
+        work: impl for<'js> FnOnce(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
+    ) -> Result<R, Failure> {
+        self.meter.set(ticks);
+        self.with(work)
+    }
+
     /// As [`Engine::with`], with ticks for work that runs no design function.
     pub(crate) fn with_internal<R>(
         &self,
         work: impl for<'js> FnOnce(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
     ) -> Result<R, Failure> {
-        self.meter.set(TICKS_INTERNAL);
-        self.with(work)
+        self.with_ticks(TICKS_INTERNAL, work)
     }
 
     fn failure(&self, ctx: &Ctx<'_>, error: rquickjs::Error) -> Failure {

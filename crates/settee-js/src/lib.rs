@@ -10,15 +10,20 @@
 //!
 //! Decision: `docs/decisions/0028-javascript.md`.
 
+mod answer;
 mod check;
+mod design;
 mod elements;
 mod engine;
 mod error;
 mod limits;
 mod map;
 mod purity;
+mod reduce;
 
 pub use check::{Kind, check};
+pub use design::{DesignContext, ListChunk, ListOutput, Refusal, RowSource, Updated};
 pub use error::{CompileError, Error, Stop};
 pub use limits::{FUNCTION_COUNT_MAX, Limits, MEMORY_BYTES_MIN};
 pub use map::{MapBatch, MapContext, Outcome, Rows};
+pub use reduce::ReduceContext;
