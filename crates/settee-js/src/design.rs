@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use rquickjs::function::Func;
 use rquickjs::Function;
+use rquickjs::function::Func;
 
 use crate::answer::Answer;
 use crate::engine::{Engine, Failure, Role, Value0};
@@ -98,7 +98,8 @@ impl DesignContext {
     /// # Errors
     /// [`Error::NotJson`] if it is not an object.
     pub fn new(design: &str, limits: Limits) -> Result<DesignContext, Error> {
-        let parsed: serde_json::Result<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(design);
+        let parsed: serde_json::Result<serde_json::Map<String, serde_json::Value>> =
+            serde_json::from_str(design);
         parsed.map_err(|e| Error::NotJson(e.to_string()))?;
         Ok(DesignContext { design: design.to_owned(), limits, engine: None, functions: HashMap::new() })
     }
@@ -233,7 +234,8 @@ impl DesignContext {
             Err(Failure::Other(message)) => Err(Error::NotJson(message)),
             Err(failure) => Err(failure.into_error(&self.limits)),
         };
-        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. }))) {
+        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. })))
+        {
             self.engine = None;
             self.functions.clear();
         }

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rquickjs::context::intrinsic;
 use rquickjs::context::EvalOptions;
+use rquickjs::context::intrinsic;
 use rquickjs::function::{Func, IntoArgs};
 use rquickjs::{Context, Ctx, FromJs, Function, Object, Persistent, Runtime, Value};
 
@@ -19,8 +19,7 @@ use crate::error::{CompileError, Error, Stop};
 use crate::limits::{FUNCTION_COUNT_MAX, Limits, MEMORY_BYTES_MIN};
 
 /// The built-ins beside the language's basic objects: those of CouchDB's QuickJS.
-type Builtins =
-    (intrinsic::Date, intrinsic::Eval, intrinsic::RegExp, intrinsic::Json, intrinsic::MapSet);
+type Builtins = (intrinsic::Date, intrinsic::Eval, intrinsic::RegExp, intrinsic::Json, intrinsic::MapSet);
 
 /// Ticks for entry points that run no design function. Each handles one batch.
 const TICKS_INTERNAL: u64 = 1 << 20;
@@ -124,9 +123,8 @@ impl Engine {
                 }
             });
             let entry_points: Object = start.call((renew,))?;
-            let define: Function = ctx.eval(
-                "(value) => Object.defineProperty(globalThis, 'settee', { value })",
-            )?;
+            let define: Function =
+                ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
             define.call((entry_points,))
         })
         .map_err(engine)?;
@@ -167,8 +165,7 @@ impl Engine {
                 return Err(CompileError::Stopped { stop, source_text: source_text() }.into());
             }
         };
-        let answer: Vec<String> =
-            serde_json::from_str(&answer).map_err(|e| Error::Engine(e.to_string()))?;
+        let answer: Vec<String> = serde_json::from_str(&answer).map_err(|e| Error::Engine(e.to_string()))?;
         match answer.first().map(String::as_str) {
             Some("ok") => Ok(index),
             Some("not_function") => Err(CompileError::NotFunction { source_text: source_text() }.into()),

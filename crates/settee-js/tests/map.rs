@@ -20,9 +20,7 @@ fn map_in(context: &mut MapContext, function_count: usize, documents: &[&str]) -
     for document in 0..documents.len() {
         for function in 0..function_count {
             shown.push(match batch.outcome(document, function) {
-                Outcome::Rows(rows) => {
-                    rows.map(|(k, v)| format!("{k}:{v}")).collect::<Vec<_>>().join(" ")
-                }
+                Outcome::Rows(rows) => rows.map(|(k, v)| format!("{k}:{v}")).collect::<Vec<_>>().join(" "),
                 Outcome::Dropped { message } => format!("dropped {message}"),
                 Outcome::Stopped(stop) => format!("stopped {stop}"),
                 Outcome::Skipped => "skipped".to_owned(),

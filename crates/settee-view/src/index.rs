@@ -15,7 +15,6 @@ use crate::reduce::{IndexReduction, REDUCERS_MAX};
 /// An open index. Any number of tasks read it; one at a time builds it.
 pub(crate) struct Index {
     pub(crate) definition: MapDefinition,
-    place: IndexPlace,
     file: tokio::sync::Mutex<IndexFile>,
     current: Mutex<IndexSnapshot>,
     failure: Mutex<Option<ViewError>>,
@@ -35,13 +34,7 @@ impl Index {
     ) -> Result<Index> {
         let file = place.open(reduces).await?;
         let current = Mutex::new(snapshot_of(&file, file.tree.root()));
-        Ok(Index {
-            definition,
-            place,
-            file: tokio::sync::Mutex::new(file),
-            current,
-            failure: Mutex::default(),
-        })
+        Ok(Index { definition, file: tokio::sync::Mutex::new(file), current, failure: Mutex::default() })
     }
 
     /// The newest state.
@@ -58,12 +51,6 @@ impl Index {
     pub(crate) fn fail(&self, error: ViewError) {
         tracing::error!(%error, index = self.definition.signature.text(), "a map function stopped its view");
         *lock(&self.failure) = Some(error);
-    }
-
-    /// Bytes of its file, and of what is in use.
-    pub(crate) async fn sizes(&self) -> (u64, u64) {
-        let file = self.file.lock().await;
-        (file.tree.file_bytes(), file.tree.root().live_bytes())
     }
 
     /// Waits until nobody else builds it.
@@ -87,7 +74,7 @@ impl Index {
         }
         let mut all: Vec<String> = reduces.iter().map(|source| (*source).to_owned()).collect();
         all.extend(own.iter().filter(|own| !reduces.contains(&own.as_str())).cloned());
-        all.truncate(REDUCERS_MAX.max(reduces.len().min(REDUCERS_MAX)));
+        all.truncate(REDUCERS_MAX);
         if building.file.tree.root().is_empty() && building.file.facts.seq == 0 {
             building.file.facts.reduces = all;
             *building.file = building.file.begin_anew().await?;
@@ -111,11 +98,6 @@ impl Index {
         *building.file = building.file.rewrite(reduces).await?;
         building.publish();
         Ok(())
-    }
-
-    /// Removes its files; its readers continue.
-    pub(crate) fn place(&self) -> &IndexPlace {
-        &self.place
     }
 }
 

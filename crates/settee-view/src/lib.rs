@@ -14,6 +14,7 @@ mod design;
 mod error;
 mod index;
 mod index_file;
+mod javascript;
 mod mapper;
 mod mappers;
 mod merge;
@@ -22,8 +23,10 @@ mod query;
 mod read;
 mod reduce;
 mod row;
+mod views;
 
 pub use design::{Design, Language, Signature, ViewDefinition};
 pub use error::{Result, ViewError, ViewErrorKind};
 pub use query::{Group, Grouping, Groups, KeyRange, KeySpace, MapRows};
 pub use read::{IndexSnapshot, RowRange, RowScan, ViewRow};
+pub use views::{BuildTask, DesignInfo, DesignViews, Views, ViewsOptions};

@@ -232,6 +232,11 @@ impl IndexSnapshot {
         self.reduces.iter().position(|own| own == source)
     }
 
+    /// Bytes of the index's file up to this state.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.root.end()
+    }
+
     /// Number of all rows.
     pub fn row_count(&self) -> u64 {
         self.root.summary().row_count

@@ -74,6 +74,7 @@ pub struct Database {
     name: String,
     created_us: u64,
     is_partitioned: bool,
+    incarnation: [u8; 16],
     sequence: Sequence,
     pub(super) store: Store,
     pub(super) counters: DatabaseCounters,
@@ -121,6 +122,7 @@ impl Database {
             name: name.into(),
             created_us,
             is_partitioned,
+            incarnation,
             sequence,
             store,
             counters,
@@ -160,6 +162,11 @@ impl Database {
     /// Whether its documents' ids are `partition:id`.
     pub fn is_partitioned(&self) -> bool {
         self.is_partitioned
+    }
+
+    /// Random bytes that tell this database from an earlier one of the same name: see [`Database::seq_text`].
+    pub fn incarnation(&self) -> [u8; 16] {
+        self.incarnation
     }
 
     /// Checks a document's id against CouchDB's rules, and in a partitioned database against those of

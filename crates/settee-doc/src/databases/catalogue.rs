@@ -42,6 +42,18 @@ pub(super) async fn read(catalogue: &Store) -> Result<(Slots, Vec<u64>)> {
     Ok((slots, deleted))
 }
 
+/// The incarnations of all databases.
+pub(super) async fn incarnations(catalogue: &Store) -> Result<HashSet<[u8; 16]>> {
+    let mut incarnations = HashSet::new();
+    let mut scan = catalogue.snapshot().scan(Bound::Unbounded, Bound::Unbounded, false);
+    while let Some(entry) = scan.next().await? {
+        if entry.key.first() != Some(&TOMBSTONE) {
+            incarnations.insert(CatalogueEntry::decode(entry.meta)?.incarnation);
+        }
+    }
+    Ok(incarnations)
+}
+
 impl DatabasesInner {
     /// The catalogue's entry of a database.
     ///

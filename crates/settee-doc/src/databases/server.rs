@@ -1,5 +1,6 @@
 //! The databases of a server: they are opened with their catalogue, created, deleted, found and closed here.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -183,6 +184,24 @@ impl Databases {
     /// The spool files, for parts of requests that memory doesn't hold.
     pub fn spools(&self) -> &Arc<Spools> {
         &self.inner.spools
+    }
+
+    /// The environment that it runs on.
+    pub fn env(&self) -> &Env {
+        &self.inner.env
+    }
+
+    /// The data directory.
+    pub fn directory(&self) -> &Path {
+        &self.inner.directory
+    }
+
+    /// The incarnations of all databases: see [`Database::incarnation`].
+    ///
+    /// # Errors
+    /// `Internal` if the catalogue can't be read.
+    pub async fn incarnations(&self) -> Result<HashSet<[u8; 16]>> {
+        catalogue::incarnations(&self.inner.catalogue).await
     }
 
     /// Whether there is a database of that name.

@@ -1,0 +1,477 @@
+//! A server's indexes, and those of one design document.
+//!
+//! Index files are in `views/INCARNATION/` of the data directory, beside the databases: a database that is created
+//! anew, restored or repaired has another incarnation, and so other indexes.
+//!
+//! Invariants:
+//! 1. A file is open once: views that share a map function share the [`Index`].
+//! 2. At most [`ViewsOptions::designs_max`] design documents' indexes are kept open beside those in use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use settee_doc::{Database, Databases, Revision, Seq};
+use settee_io::{Env, directory};
+use settee_js::Limits;
+use settee_tree::NodeCache;
+use tokio::sync::oneshot;
+
+use crate::build::Build;
+use crate::design::{Design, Language, Signature, ViewDefinition};
+use crate::error::{Result, ViewError};
+use crate::index::{Index, IndexList};
+use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
+use crate::javascript::{JavascriptMapper, JavascriptReduces};
+use crate::mapper::Mapper;
+use crate::mappers::Mappers;
+use crate::progress::Progress;
+use crate::query::KeySpace;
+use crate::read::IndexSnapshot;
+
+/// Directory of all indexes in a data directory.
+const DIRECTORY: &str = "views";
+
+/// Options of a server's indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ViewsOptions {
+    /// Bytes of index nodes that are cached; default 64 MiB.
+    pub cache_bytes: usize,
+    /// Bytes of mapped rows that are merged into the indexes at once; default 32 MiB.
+    pub merge_bytes: usize,
+    /// Number of design documents whose indexes stay open while nobody uses them; default 100.
+    pub designs_max: usize,
+    /// Memory of a JavaScript context in bytes; default 64 MiB.
+    pub javascript_bytes_max: usize,
+    /// Ticks that a JavaScript function may use for one document: see [`settee_js::Limits`].
+    pub javascript_ticks_max: u64,
+}
+
+impl Default for ViewsOptions {
+    fn default() -> ViewsOptions {
+        let Limits { memory_bytes, ticks, .. } = Limits::default();
+        ViewsOptions {
+            cache_bytes: 64 << 20,
+            merge_bytes: 32 << 20,
+            designs_max: 100,
+            javascript_bytes_max: memory_bytes,
+            javascript_ticks_max: ticks,
+        }
+    }
+}
+
+impl ViewsOptions {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: self.javascript_bytes_max,
+            ticks: self.javascript_ticks_max,
+            ..Limits::default()
+        }
+    }
+}
+
+/// An incarnation of a database.
+type Incarnation = [u8; 16];
+
+/// A server's indexes.
+pub struct Views {
+    env: Env,
+    directory: PathBuf,
+    options: ViewsOptions,
+    cache: Arc<NodeCache>,
+    designs: Mutex<Designs>,
+    indexes: Mutex<HashMap<(Incarnation, Signature), Weak<Index>>>,
+    /// Held while indexes are opened, so that each is opened once.
+    opening: tokio::sync::Mutex<()>,
+}
+
+/// The design documents whose indexes are open.
+#[derive(Default)]
+struct Designs {
+    open: HashMap<(Incarnation, String), Arc<DesignViews>>,
+    use_count: u64,
+}
+
+/// The indexes of a design document, at one of its revisions.
+pub struct DesignViews {
+    /// The design document's views.
+    pub design: Arc<Design>,
+    revision: Revision,
+    database: String,
+    env: Env,
+    merge_bytes: usize,
+    indexes: IndexList,
+    mappers: Arc<Mappers>,
+    progress: Arc<Progress>,
+    started_us: AtomicU64,
+    /// Held by the build in progress.
+    building: Arc<tokio::sync::Mutex<()>>,
+    /// Requests that wait for a build.
+    waiting: AtomicU64,
+    used_at: AtomicU64,
+}
+
+/// A build in progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildTask {
+    /// The database's name.
+    pub database: String,
+    /// The design document's id.
+    pub design: String,
+    /// Changes that were mapped.
+    pub changes_done: u64,
+    /// Changes to be mapped in all.
+    pub total_changes: u64,
+    /// When it began, in microseconds since 1970.
+    pub started_us: u64,
+}
+
+/// What `_info` tells of a design document's indexes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesignInfo {
+    /// Bytes of the index files.
+    pub file_bytes: u64,
+    /// Bytes in use in them.
+    pub active_bytes: u64,
+    /// The last change that all indexes have.
+    pub update_seq: Seq,
+    /// The last purge that all indexes have.
+    pub purge_seq: u64,
+    /// Whether a build is in progress.
+    pub is_building: bool,
+    /// Requests that wait for it.
+    pub waiting_count: u64,
+    /// Views that are stopped, with the reason.
+    pub stopped: Vec<(String, ViewError)>,
+}
+
+impl Views {
+    /// The indexes of the databases in a data directory.
+    pub fn new(databases: &Databases, options: ViewsOptions) -> Views {
+        Views {
+            env: databases.env().clone(),
+            directory: databases.directory().join(DIRECTORY),
+            options,
+            cache: Arc::new(NodeCache::new(options.cache_bytes)),
+            designs: Mutex::default(),
+            indexes: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The indexes of a design document as it is now.
+    ///
+    /// # Errors
+    /// `not_found` if there is none; `unknown_query_language`; or if the indexes can't be opened.
+    pub async fn design(&self, database: &Arc<Database>, id: &str) -> Result<Arc<DesignViews>> {
+        let snapshot = database.snapshot();
+        let summary = snapshot.find(id).await?.ok_or_else(|| ViewError::not_found("missing"))?;
+        if summary.deleted {
+            return Err(ViewError::not_found("deleted"));
+        }
+        let key = (database.incarnation(), id.to_owned());
+        if let Some(found) = self.find(&key, &summary.revision) {
+            return Ok(found);
+        }
+        let _opening = self.opening.lock().await;
+        if let Some(found) = self.find(&key, &summary.revision) {
+            return Ok(found);
+        }
+        let document = snapshot.document(id).await?;
+        let document = snapshot.read_whole(document).await?;
+        let mut json = Vec::new();
+        document.write_json(&settee_doc::Extras::default(), &mut json);
+        let design = Design::parse(id, &json, database.is_partitioned())?;
+        if let Language::Other(name) = &design.language {
+            return Err(ViewError::function("unknown_query_language", name.clone()));
+        }
+        let opened = Arc::new(self.open(database, Arc::new(design), summary.revision).await?);
+        self.keep(key, &opened);
+        Ok(opened)
+    }
+
+    fn find(&self, key: &(Incarnation, String), revision: &Revision) -> Option<Arc<DesignViews>> {
+        let mut designs = lock(&self.designs);
+        designs.use_count += 1;
+        let found = designs.open.get(key).filter(|found| found.revision == *revision)?;
+        found.used_at.store(designs.use_count, Ordering::Relaxed);
+        Some(found.clone())
+    }
+
+    /// Keeps a design document's indexes open, and lets go of those that were used longest ago.
+    fn keep(&self, key: (Incarnation, String), opened: &Arc<DesignViews>) {
+        let mut designs = lock(&self.designs);
+        designs.use_count += 1;
+        opened.used_at.store(designs.use_count, Ordering::Relaxed);
+        designs.open.insert(key, opened.clone());
+        while designs.open.len() > self.options.designs_max {
+            let used_at = |views: &Arc<DesignViews>| views.used_at.load(Ordering::Relaxed);
+            let oldest =
+                designs.open.iter().min_by_key(|(_, views)| used_at(views)).map(|(key, _)| key.clone());
+            let Some(oldest) = oldest else { break };
+            designs.open.remove(&oldest);
+        }
+        lock(&self.indexes).retain(|_, index| index.strong_count() > 0);
+    }
+
+    async fn open(
+        &self,
+        database: &Arc<Database>,
+        design: Arc<Design>,
+        revision: Revision,
+    ) -> Result<DesignViews> {
+        let incarnation = database.incarnation();
+        let limits = self.options.limits();
+        let make_functions: MakeFunctions =
+            Arc::new(move |reduces: &[String]| Box::new(JavascriptReduces::new(reduces, limits)));
+        let mut indexes = IndexList::new();
+        for (place, map) in design.maps.iter().enumerate() {
+            let reduces = design.reduces_of(place);
+            let key = (incarnation, map.signature);
+            let open = lock(&self.indexes).get(&key).and_then(Weak::upgrade);
+            let index = match open {
+                Some(index) => index,
+                None => {
+                    let place = IndexPlace {
+                        env: self.env.clone(),
+                        directory: self.directory_of(incarnation),
+                        signature: map.signature,
+                        cache: self.cache.clone(),
+                        make_functions: make_functions.clone(),
+                    };
+                    let index = Arc::new(Index::open(place, map.clone(), &reduces).await?);
+                    lock(&self.indexes).insert(key, Arc::downgrade(&index));
+                    index
+                }
+            };
+            index.add_reduces(&reduces).await?;
+            indexes.push(index);
+        }
+        let of_mapper = design.clone();
+        let make_mapper = Box::new(move || {
+            let sources: Vec<&str> = of_mapper.maps.iter().map(|map| map.source.as_str()).collect();
+            let mapper = JavascriptMapper::new(of_mapper.lib.as_deref(), &sources, limits)?;
+            Ok(Box::new(mapper) as Box<dyn Mapper>)
+        });
+        Ok(DesignViews {
+            design,
+            revision,
+            database: database.name().to_owned(),
+            env: self.env.clone(),
+            merge_bytes: self.options.merge_bytes,
+            indexes,
+            mappers: Arc::new(Mappers::new(make_mapper)),
+            progress: Arc::default(),
+            started_us: AtomicU64::new(0),
+            building: Arc::default(),
+            waiting: AtomicU64::new(0),
+            used_at: AtomicU64::new(0),
+        })
+    }
+
+    fn directory_of(&self, incarnation: Incarnation) -> PathBuf {
+        let name: String = incarnation.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.directory.join(name)
+    }
+
+    /// Removes the indexes that no design document of the database has. Returns the number of files.
+    ///
+    /// # Errors
+    /// If the design documents can't be read, or a file not be removed.
+    pub async fn clean_up(&self, database: &Arc<Database>) -> Result<u64> {
+        // No index is opened meanwhile.
+        let _opening = self.opening.lock().await;
+        let snapshot = database.snapshot();
+        let range = settee_doc::Range { prefix: "_design/".to_owned(), ..settee_doc::Range::default() };
+        let mut rows = snapshot.all_docs(&range).await?;
+        let mut needed = std::collections::HashSet::new();
+        while let Some(row) = rows.next().await? {
+            let document = snapshot.read(row.id, row.summary, row.body).await?;
+            let document = snapshot.read_whole(document).await?;
+            let mut json = Vec::new();
+            document.write_json(&settee_doc::Extras::default(), &mut json);
+            let design = Design::parse(&document.id, &json, database.is_partitioned())?;
+            needed.extend(design.maps.iter().map(|map| map.signature));
+        }
+        let incarnation = database.incarnation();
+        lock(&self.indexes).retain(|(of, signature), _| *of != incarnation || needed.contains(signature));
+        let directory = self.directory_of(incarnation);
+        remove_files(&self.env, &directory, |signature| !needed.contains(&signature)).await
+    }
+
+    /// Removes all indexes of a database that was deleted.
+    ///
+    /// # Errors
+    /// If they can't be removed; they are removed when the server starts.
+    pub async fn remove(&self, incarnation: [u8; 16]) -> Result<()> {
+        lock(&self.designs).open.retain(|(of, _), _| *of != incarnation);
+        lock(&self.indexes).retain(|(of, _), _| *of != incarnation);
+        let directory = self.directory_of(incarnation);
+        match directory::remove_with_files(&*self.env.engine, &directory).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the indexes of databases that don't exist. To be called before any index is opened.
+    ///
+    /// # Errors
+    /// If the catalogue can't be read, or files not be removed.
+    pub async fn sweep(&self, databases: &Databases) -> Result<()> {
+        let entries = match directory::list(&*self.env.engine, &self.directory).await {
+            Err(error) if error.is_not_found() => return Ok(()),
+            entries => entries?,
+        };
+        let incarnations = databases.incarnations().await?;
+        let names: std::collections::HashSet<PathBuf> =
+            incarnations.into_iter().map(|incarnation| self.directory_of(incarnation)).collect();
+        for entry in entries.iter().filter(|entry| entry.is_directory) {
+            let path = self.directory.join(&entry.name);
+            if !names.contains(&path) {
+                directory::remove_with_files(&*self.env.engine, &path).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The builds in progress.
+    pub fn tasks(&self) -> Vec<BuildTask> {
+        let designs: Vec<_> = lock(&self.designs).open.values().cloned().collect();
+        let task = |views: &Arc<DesignViews>| {
+            let (changes_done, total_changes) = views.progress.get()?;
+            Some(BuildTask {
+                database: views.database.clone(),
+                design: views.design.id.clone(),
+                changes_done,
+                total_changes,
+                started_us: views.started_us.load(Ordering::Relaxed),
+            })
+        };
+        designs.iter().filter_map(task).collect()
+    }
+}
+
+impl DesignViews {
+    /// The view with this name.
+    ///
+    /// # Errors
+    /// `not_found`.
+    pub fn view(&self, name: &str) -> Result<&ViewDefinition> {
+        self.design.view(name).ok_or_else(|| ViewError::not_found("missing_named_view"))
+    }
+
+    /// The newest state of a view's index.
+    ///
+    /// # Errors
+    /// Why it was stopped.
+    pub fn snapshot(&self, view: &ViewDefinition) -> Result<IndexSnapshot> {
+        let index = &self.indexes[view.map];
+        index.failure().map_or_else(|| Ok(index.snapshot()), Err)
+    }
+
+    /// The key space of a view, or of its rows in a partition.
+    pub fn space(&self, view: &ViewDefinition, partition: Option<&str>) -> KeySpace {
+        KeySpace::new(self.indexes[view.map].definition.collation, partition)
+    }
+
+    /// Builds the indexes until they have all changes up to `target`. The build goes on if the future is dropped.
+    ///
+    /// # Errors
+    /// If a document can't be read, or an index not be written.
+    pub async fn build(self: &Arc<DesignViews>, database: &Arc<Database>, target: Seq) -> Result<()> {
+        if self.is_current(database, target) {
+            return Ok(());
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let built = self.clone().start(database, target).await;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        built.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
+    }
+
+    /// As [`DesignViews::build`], without waiting for it.
+    pub fn build_in_background(self: &Arc<DesignViews>, database: &Arc<Database>, target: Seq) {
+        if !self.is_current(database, target) && self.progress.get().is_none() {
+            drop(self.clone().start(database, target));
+        }
+    }
+
+    fn start(self: Arc<DesignViews>, database: &Arc<Database>, target: Seq) -> oneshot::Receiver<Result<()>> {
+        let (sender, done) = oneshot::channel();
+        let (env, database) = (self.env.clone(), database.clone());
+        env.spawn_background("view build", async move {
+            let building = self.building.clone();
+            let _building = building.lock().await;
+            let built = if self.is_current(&database, target) { Ok(()) } else { self.run(database).await };
+            drop(sender.send(built));
+        });
+        done
+    }
+
+    async fn run(&self, database: Arc<Database>) -> Result<()> {
+        self.started_us.store(self.env.clock.unix_us(), Ordering::Relaxed);
+        let build = Build {
+            env: self.env.clone(),
+            database,
+            design: self.design.clone(),
+            indexes: self.indexes.clone(),
+            mappers: self.mappers.clone(),
+            progress: self.progress.clone(),
+            merge_bytes: self.merge_bytes,
+        };
+        let built = build.run().await;
+        self.mappers.release();
+        built
+    }
+
+    /// Whether all indexes that aren't stopped have the changes up to `target`, and all purges.
+    fn is_current(&self, database: &Database, target: Seq) -> bool {
+        let purge_seq = database.info().purge_seq;
+        let sound = self.indexes.iter().filter(|index| index.failure().is_none());
+        sound.map(|index| index.snapshot()).all(|own| own.seq >= target && own.purge_seq >= purge_seq)
+    }
+
+    /// Rewrites the index files without garbage.
+    ///
+    /// # Errors
+    /// If one can't be written; it is unchanged.
+    pub async fn compact(&self) -> Result<()> {
+        for index in &self.indexes {
+            index.compact().await?;
+        }
+        Ok(())
+    }
+
+    /// What is known of the indexes.
+    pub async fn info(&self) -> DesignInfo {
+        let is_building = self.progress.get().is_some();
+        let mut info = DesignInfo {
+            file_bytes: 0,
+            active_bytes: 0,
+            update_seq: Seq(u64::MAX),
+            purge_seq: u64::MAX,
+            is_building,
+            waiting_count: self.waiting.load(Ordering::Relaxed),
+            stopped: Vec::new(),
+        };
+        for (place, index) in self.indexes.iter().enumerate() {
+            let snapshot = index.snapshot();
+            info.file_bytes += snapshot.file_bytes();
+            info.active_bytes += snapshot.root.live_bytes();
+            info.update_seq = info.update_seq.min(snapshot.seq);
+            info.purge_seq = info.purge_seq.min(snapshot.purge_seq);
+            if let Some(error) = index.failure() {
+                let views = self.design.views.iter().filter(|view| view.map == place);
+                info.stopped.extend(views.map(|view| (view.name.clone(), error.clone())));
+            }
+        }
+        if self.indexes.is_empty() {
+            (info.update_seq, info.purge_seq) = (Seq(0), 0);
+        }
+        info
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
