@@ -7,12 +7,13 @@ use std::borrow::Cow;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderName};
 use settee_doc::{ErrorKind, SpoolError};
+use settee_view::{ViewError, ViewErrorKind};
 
 /// An error response.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
-    pub(crate) error: &'static str,
+    pub(crate) error: Cow<'static, str>,
     pub(crate) reason: Cow<'static, str>,
     /// An additional header: `Allow` of a 405, `Retry-After` of a 503.
     pub(crate) header: Option<(HeaderName, &'static str)>,
@@ -21,10 +22,10 @@ pub(crate) struct ApiError {
 impl ApiError {
     pub(crate) fn new(
         status: StatusCode,
-        error: &'static str,
+        error: impl Into<Cow<'static, str>>,
         reason: impl Into<Cow<'static, str>>,
     ) -> ApiError {
-        ApiError { status, error, reason: reason.into(), header: None }
+        ApiError { status, error: error.into(), reason: reason.into(), header: None }
     }
 
     pub(crate) fn bad_request(reason: impl Into<Cow<'static, str>>) -> ApiError {
@@ -123,7 +124,7 @@ impl ApiError {
     /// Appends `"error":…,"reason":…`.
     pub(crate) fn write_members(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"\"error\":");
-        settee_doc::write_json_string(self.error, out);
+        settee_doc::write_json_string(&self.error, out);
         out.extend_from_slice(b",\"reason\":");
         settee_doc::write_json_string(&self.reason, out);
     }
@@ -133,6 +134,21 @@ impl From<settee_doc::Error> for ApiError {
     fn from(error: settee_doc::Error) -> ApiError {
         let (status, name) = status_and_name(error.kind());
         ApiError::new(status, name, error.to_string())
+    }
+}
+
+impl From<ViewError> for ApiError {
+    fn from(error: ViewError) -> ApiError {
+        let ViewError { kind, error, reason } = error;
+        match kind {
+            ViewErrorKind::BadRequest => ApiError::new(StatusCode::BAD_REQUEST, error, reason),
+            ViewErrorKind::NotFound => ApiError::new(StatusCode::NOT_FOUND, error, reason),
+            ViewErrorKind::Function => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error, reason),
+            ViewErrorKind::Storage(kind) => {
+                let (status, name) = status_and_name(kind);
+                ApiError::new(status, name, reason)
+            }
+        }
     }
 }
 
@@ -189,7 +205,7 @@ mod tests {
     fn a_full_disk_is_507_in_couchdbs_spelling() {
         let failure = ApiError::from(settee_doc::Error::new(ErrorKind::NoSpace, "full"));
         assert_eq!(
-            (failure.status.as_u16(), failure.error, failure.reason.as_ref()),
+            (failure.status.as_u16(), failure.error.as_ref(), failure.reason.as_ref()),
             (507, "insufficent_storage", "full")
         );
     }

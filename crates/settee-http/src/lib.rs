@@ -33,6 +33,7 @@ mod limits;
 mod logged;
 mod query;
 mod uuids;
+mod view;
 
 mod auth;
 mod body;

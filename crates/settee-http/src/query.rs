@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_segment_that_is_not_utf8_is_an_illegal_id() {
         let failure = Segments::new("/%ff", true).next().unwrap_err();
-        assert_eq!((failure.error, failure.status.as_u16()), ("illegal_docid", 400));
+        assert_eq!((failure.error.as_ref(), failure.status.as_u16()), ("illegal_docid", 400));
     }
 
     #[test]

@@ -30,3 +30,6 @@ pub use error::{Result, ViewError, ViewErrorKind};
 pub use query::{Group, Grouping, Groups, KeyRange, KeySpace, MapRows};
 pub use read::{IndexSnapshot, RowRange, RowScan, ViewRow};
 pub use views::{BuildTask, DesignInfo, DesignViews, Views, ViewsOptions};
+
+/// Version of the order of keys, as `_info` shows it: an index of another version is built anew.
+pub const COLLATION_VERSION: &str = settee_collate::VERSION;

@@ -171,7 +171,8 @@ impl KeySpace {
 fn first_elements(json: &str, count: usize) -> String {
     let mut out = String::from("[");
     let mut index = 0;
-    let done = settee_doc::each_json_element(json.as_bytes(), |element| {
+    // It ends early once it has all that it needs.
+    let _ = settee_doc::each_json_element(json.as_bytes(), |element| {
         if index == count {
             return Err(());
         }
@@ -182,10 +183,23 @@ fn first_elements(json: &str, count: usize) -> String {
         index += 1;
         Ok(())
     });
-    // It ends early once it has all that it needs.
-    drop(done);
     out.push(']');
     out
+}
+
+impl IndexSnapshot {
+    /// Number of rows of a space before a range; with `descending`, after it.
+    ///
+    /// # Errors
+    /// If the index can't be read.
+    pub async fn count_before(&self, range: &RowRange, space: &KeySpace, descending: bool) -> Result<u64> {
+        let all = space.all();
+        let before = match descending {
+            false => RowRange { start: all.start, end: inverse(&range.start) },
+            true => RowRange { start: inverse(&range.end), end: all.end },
+        };
+        self.count(&before).await
+    }
 }
 
 /// The rows of a query, one range after another.

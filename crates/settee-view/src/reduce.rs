@@ -256,10 +256,6 @@ impl IndexReduction {
         IndexReduction { reducers: reducers.into(), functions: Arc::new(Mutex::new(functions)) }
     }
 
-    pub(crate) fn reducers(&self) -> &[Reducer] {
-        &self.reducers
-    }
-
     /// The summary of rows that aren't in the tree as they are.
     pub(crate) fn of_rows<'a>(&self, rows: impl IntoIterator<Item = Row<'a>>) -> Summary {
         let mut summary = self.zero();

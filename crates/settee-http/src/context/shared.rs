@@ -12,6 +12,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use settee_doc::Databases;
+use settee_view::{Views, ViewsOptions};
 use tokio::sync::watch;
 
 use crate::auth::cors::Cors;
@@ -63,6 +64,7 @@ impl Shared {
         databases.set_partition_bytes_max(partition_bytes_max);
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
+            views: Arc::new(Views::new(&databases, ViewsOptions::default())),
             databases,
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
@@ -176,6 +178,7 @@ fn document_options(limits: &Limits) -> settee_doc::Options {
 /// State that all requests share.
 pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
+    pub(crate) views: Arc<Views>,
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
     /// Whether `+` in a path decodes to a space.
@@ -198,6 +201,7 @@ impl Server {
     fn renewed(&self) -> Server {
         Server {
             databases: self.databases.clone(),
+            views: self.views.clone(),
             limits: self.limits.clone(),
             maintenance: self.maintenance,
             plus_is_space: self.plus_is_space,

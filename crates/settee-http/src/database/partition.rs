@@ -10,6 +10,7 @@ use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::query::Segments;
 use crate::response::{self, HandlerResult};
+use crate::view;
 
 /// Handles a path below `_partition`.
 pub(crate) async fn handle(
@@ -28,13 +29,21 @@ pub(crate) async fn handle(
     if context.query().get("partition").is_some_and(|named| named != partition) {
         return Err(ApiError::bad_request("Conflicting value for `partition` in query string"));
     }
+    if what == "_design" {
+        let (Some(name), Some(below)) = (path.next()?, path.next()?) else { return Err(ApiError::missing()) };
+        let id = format!("_design/{name}");
+        return match below.as_ref() {
+            "_view" => view::route(context, database, &id, path, Some(&partition)).await,
+            _ => Err(ApiError::missing()),
+        };
+    }
     let scope = Scope::Partition(partition.into_owned());
     match what.as_ref() {
         "_all_docs" if path.at_end() => all_docs::handle(context, database, scope).await,
         "_all_docs" if path.next()?.as_deref() == Some("queries") && path.at_end() => {
             all_docs::queries(context, database, scope).await
         }
-        "_index" | "_find" | "_explain" | "_design" => {
+        "_index" | "_find" | "_explain" => {
             Err(ApiError::not_implemented(format!("{what} of a partition is not implemented yet.")))
         }
         _ => Err(ApiError::missing()),

@@ -177,7 +177,7 @@ where
             && !client.is_closed()
         {
             tracing::warn!(
-                error = failure.error,
+                error = failure.error.as_ref(),
                 reason = logged::text(&failure.reason),
                 "a response broke off"
             );

@@ -179,7 +179,7 @@ fn error_response(failure: &ApiError, server: &Server, head: &Parts, id: &Header
     if failure.status.is_server_error() && failure.status != StatusCode::NOT_IMPLEMENTED {
         let (id, path) = (id.to_str().unwrap_or_default(), logged::text(head.uri.path()));
         let reason = logged::text(&failure.reason);
-        tracing::error!(id, path, error = failure.error, reason, "failed");
+        tracing::error!(id, path, error = failure.error.as_ref(), reason, "failed");
     }
     let mut response = response::error(failure);
     if failure.status == StatusCode::UNAUTHORIZED

@@ -19,6 +19,7 @@ use crate::document::{self, attachment, bulk, bulk_get, local, revisions};
 use crate::error::ApiError;
 use crate::query::Segments;
 use crate::response::HandlerResult;
+use crate::view;
 
 /// Top-level names of CouchDB that aren't implemented yet.
 const SERVER_UNIMPLEMENTED: &[&str] =
@@ -31,7 +32,6 @@ const DATABASE_UNIMPLEMENTED: &[&str] =
 /// Names below a design document that CouchDB has and that aren't implemented yet. Any other name is an
 /// attachment's.
 const DESIGN_UNIMPLEMENTED: &[&str] = &[
-    "_info",
     "_list",
     "_nouveau",
     "_nouveau_info",
@@ -41,7 +41,6 @@ const DESIGN_UNIMPLEMENTED: &[&str] = &[
     "_search_info",
     "_show",
     "_update",
-    "_view",
 ];
 
 /// Routes a request to its handler.
@@ -183,6 +182,8 @@ async fn route_design(
     let id = format!("_design/{name}");
     match path.next()? {
         None => document::handle(context, database, &id).await,
+        Some(below) if below == "_view" => view::route(context, database, &id, path, None).await,
+        Some(below) if below == "_info" && path.at_end() => view::info(context, database, &id).await,
         Some(below) if DESIGN_UNIMPLEMENTED.contains(&&*below) => Err(unimplemented(&below)),
         Some(first) => {
             let name = match path.rest()? {

@@ -25,8 +25,8 @@ impl Distinct {
     }
 
     pub(crate) fn union(&self, other: &Distinct) -> Distinct {
+        let mut all = Vec::with_capacity(self.0.len() + other.0.len());
         let (mut one, mut other) = (self.0.iter().copied().peekable(), other.0.iter().copied().peekable());
-        let mut all = Vec::with_capacity(self.0.len() + other.len());
         loop {
             let next = match (one.peek(), other.peek()) {
                 (Some(&(first, value)), Some(&(second, other_value))) => {
@@ -105,10 +105,6 @@ impl Distinct {
             }
         }
         Some(Distinct(list))
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
     }
 }
 
