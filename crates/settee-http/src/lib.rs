@@ -28,6 +28,7 @@
 mod blocking;
 mod error;
 mod identity;
+mod javascript;
 mod json;
 mod limits;
 mod logged;
