@@ -48,6 +48,7 @@ mod admin;
 mod changes;
 mod database;
 mod document;
+mod functions;
 
 mod server;
 

@@ -6,12 +6,14 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hyper::StatusCode;
 use settee_doc::{Database, Extras, Revision};
 use settee_js::{DesignContext, Limits};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::blocking;
 use crate::error::ApiError;
+use crate::json;
 
 /// Largest number of idle contexts.
 const IDLE_MAX: usize = 16;
@@ -50,17 +52,49 @@ impl DesignSource {
         Ok(Arc::new(DesignSource::new(database.incarnation(), id.to_owned(), document.revision, json)))
     }
 
-    pub(crate) fn revision(&self) -> &Revision {
-        &self.revision
+    /// Checks that the design document has a member at `kind` and `name`, such as `filters` and `f`.
+    ///
+    /// # Errors
+    /// 404 with CouchDB's reason.
+    pub(crate) fn check_function(&self, kind: &str, name: &str) -> Result<(), ApiError> {
+        let [functions] = json::pick(self.json.as_bytes(), [kind])?;
+        let functions = functions.ok_or_else(|| missing_key(kind))?;
+        let [function] = json::pick(functions.as_bytes(), [name])?;
+        function.map(|_| ()).ok_or_else(|| missing_key(name))
     }
 
-    pub(crate) fn json(&self) -> &str {
-        &self.json
+    /// Checks that the design document has a map function for the view.
+    ///
+    /// # Errors
+    /// As for [`DesignSource::check_function`].
+    pub(crate) fn check_view(&self, view: &str) -> Result<(), ApiError> {
+        self.check_function("views", view)?;
+        let [views] = json::pick(self.json.as_bytes(), ["views"])?;
+        let [view] = json::pick(views.unwrap_or("{}").as_bytes(), [view])?;
+        let [map] = json::pick(view.unwrap_or("{}").as_bytes(), ["map"])?;
+        map.map(|_| ()).ok_or_else(|| missing_key("map"))
+    }
+
+    /// The member `name`, as JSON text.
+    ///
+    /// # Errors
+    /// 400 if the design document isn't JSON.
+    pub(crate) fn member(&self, name: &str) -> Result<Option<&str>, ApiError> {
+        let [member] = json::pick(self.json.as_bytes(), [name])?;
+        Ok(member)
+    }
+
+    pub(crate) fn revision(&self) -> &Revision {
+        &self.revision
     }
 
     fn is_same(&self, other: &DesignSource) -> bool {
         (&self.incarnation, &self.id, &self.revision) == (&other.incarnation, &other.id, &other.revision)
     }
+}
+
+fn missing_key(name: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("missing json key: {name}"))
 }
 
 /// The contexts of a server.
