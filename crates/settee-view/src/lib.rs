@@ -15,6 +15,7 @@ mod error;
 mod index;
 mod index_file;
 mod javascript;
+mod keeper;
 mod mapper;
 mod mappers;
 mod merge;

@@ -118,7 +118,7 @@ async fn route_database(
             "_revs_limit" => return purge::revs_limit(context, database).await,
             "_shards" => return shards::all(context, &database),
             "_sync_shards" => return shards::sync(context),
-            "_view_cleanup" => return maintenance::clean_up_views(context),
+            "_view_cleanup" => return maintenance::clean_up_views(context, database).await,
             "_changes" => return changes::handle(context, database).await,
             "_revs_diff" => return revisions::diff(context, database).await,
             "_missing_revs" => return revisions::missing(context, database).await,
