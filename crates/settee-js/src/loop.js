@@ -272,7 +272,11 @@
   function isPrimitive(value) {
     if (value === null || value === undefined) return true;
     const type = typeof value;
-    return type === 'string' || type === 'number' || type === 'boolean';
+    if (type === 'string') {
+      textsLength += value.length;
+      return true;
+    }
+    return type === 'number' || type === 'boolean';
   }
 
   function freeze(value) {
