@@ -19,8 +19,15 @@ use crate::error::{CompileError, Error, Stop};
 use crate::limits::{FUNCTION_COUNT_MAX, Limits, MEMORY_BYTES_MIN};
 
 /// The built-ins beside the language's basic objects: those of CouchDB's QuickJS.
-type Builtins =
-    (intrinsic::Date, intrinsic::Eval, intrinsic::RegExp, intrinsic::Json, intrinsic::MapSet);
+/// And promises, without which the engine leaks objects when an asynchronous function is called.
+type Builtins = (
+    intrinsic::Date,
+    intrinsic::Eval,
+    intrinsic::RegExp,
+    intrinsic::Json,
+    intrinsic::MapSet,
+    intrinsic::Promise,
+);
 
 /// Ticks for entry points that run no design function. Each handles one batch.
 const TICKS_INTERNAL: u64 = 1 << 20;
@@ -81,6 +88,15 @@ impl Meter {
         left <= 1
     }
 
+    /// Uses several ticks. Returns whether none is left but the one at which the engine is interrupted.
+    fn use_ticks(&self, ticks: f64) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        // The cast saturates.
+        let rest = left.saturating_sub(ticks as u64);
+        self.left.store(rest.max(left.min(1)), Ordering::Relaxed);
+        rest <= 1
+    }
+
     fn is_empty(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
@@ -112,6 +128,7 @@ impl Engine {
         runtime.set_gc_threshold(GARBAGE_BYTES_MAX);
         let main = Context::custom::<Builtins>(&runtime).map_err(engine)?;
         let renewed = Arc::clone(&meter);
+        let charged = Arc::clone(&meter);
         let ticks = limits.ticks;
         main.with(|ctx| -> rquickjs::Result<()> {
             let mut options = EvalOptions::default();
@@ -123,7 +140,7 @@ impl Engine {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object = start.call((renew,))?;
+            let entry_points: Object = start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
             let define: Function = ctx.eval(
                 "(value) => Object.defineProperty(globalThis, 'settee', { value })",
             )?;

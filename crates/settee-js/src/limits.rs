@@ -24,8 +24,8 @@ pub const MEMORY_BYTES_MIN: usize = 4 << 20;
 pub const FUNCTION_COUNT_MAX: usize = 200;
 
 impl Default for Limits {
-    /// 64 MiB, 512 KiB of stack, and ticks for about two seconds of an empty loop.
+    /// 64 MiB, 512 KiB of stack, and ticks for one to three seconds of an empty loop.
     fn default() -> Self {
-        Limits { memory_bytes: 64 << 20, stack_bytes: 512 << 10, ticks: 10_000 }
+        Limits { memory_bytes: 64 << 20, stack_bytes: 512 << 10, ticks: 50_000 }
     }
 }
