@@ -39,7 +39,8 @@ fn main() {
 
 /// A document of about 1 KiB with strings, numbers and an array.
 fn document(i: usize) -> String {
-    let mut text = format!(r#"{{"_id":"document-{i:08}","_rev":"1-967a00dff5e02add41819138abb3284d","x":{i}"#);
+    let mut text =
+        format!(r#"{{"_id":"document-{i:08}","_rev":"1-967a00dff5e02add41819138abb3284d","x":{i}"#);
     for member in 0..8 {
         text += &format!(r#","member{member}":"{}""#, "abcdefghij".repeat(8));
     }

@@ -27,8 +27,8 @@ pub fn check(kind: Kind, source: &str) -> Result<(), CompileError> {
         Kind::Reduce => Role::Reduce,
         Kind::Design => Role::Design,
     };
-    let compiled = Engine::new(&Limits::default())
-        .and_then(|mut engine| engine.add_function(role, None, source));
+    let compiled =
+        Engine::new(&Limits::default()).and_then(|mut engine| engine.add_function(role, None, source));
     match compiled {
         Ok(_) => Ok(()),
         Err(Error::Compile(error)) => Err(error),

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use rquickjs::function::Func;
 use rquickjs::Function;
+use rquickjs::function::Func;
 
 use crate::answer::Answer;
 use crate::engine::{Engine, Failure, Role, Value0};
@@ -98,7 +98,8 @@ impl DesignContext {
     /// # Errors
     /// [`Error::NotJson`] if it is not an object.
     pub fn new(design: &str, limits: Limits) -> Result<DesignContext, Error> {
-        let parsed: serde_json::Result<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(design);
+        let parsed: serde_json::Result<serde_json::Map<String, serde_json::Value>> =
+            serde_json::from_str(design);
         parsed.map_err(|e| Error::NotJson(e.to_string()))?;
         Ok(DesignContext { design: design.to_owned(), limits, engine: None, functions: HashMap::new() })
     }
@@ -182,7 +183,9 @@ impl DesignContext {
         let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
             let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
             let write = Func::from(move |chunks: String, response: Option<String>| {
-                lock(&writer).as_mut().map(|channel| channel.write(&chunks, response));
+                if let Some(channel) = lock(&writer).as_mut() {
+                    channel.write(&chunks, response);
+                }
             });
             let (head, request) = (ctx.json_parse(head)?, ctx.json_parse(request)?);
             let list: Function = entry_points.get("list")?;
@@ -233,7 +236,8 @@ impl DesignContext {
             Err(Failure::Other(message)) => Err(Error::NotJson(message)),
             Err(failure) => Err(failure.into_error(&self.limits)),
         };
-        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. }))) {
+        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. })))
+        {
             self.engine = None;
             self.functions.clear();
         }
@@ -243,10 +247,8 @@ impl DesignContext {
     /// The index of the function at `path`, compiled at its first use.
     fn function(&mut self, path: &[&str]) -> Result<usize, Error> {
         let key = serde_json::to_string(path).expect("strings are JSON");
-        if self.engine.is_some() {
-            if let Some(&index) = self.functions.get(&key) {
-                return Ok(index);
-            }
+        if let (true, Some(&index)) = (self.engine.is_some(), self.functions.get(&key)) {
+            return Ok(index);
         }
         let limits = self.limits;
         if self.engine.is_none() {
@@ -318,10 +320,10 @@ fn refusal(thrown: &str) -> Result<(), Refusal> {
     if thrown == "1" {
         return Ok(());
     }
-    if let Ok((kind, error, reason)) = serde_json::from_str::<(String, String, String)>(thrown) {
-        if kind == "error" || kind == "fatal" {
-            return Err(Error::Raised { error, reason }.into());
-        }
+    if let Ok((kind, error, reason)) = serde_json::from_str::<(String, String, String)>(thrown)
+        && (kind == "error" || kind == "fatal")
+    {
+        return Err(Error::Raised { error, reason }.into());
     }
     let members = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(thrown);
     Err(match members {

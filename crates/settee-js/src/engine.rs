@@ -10,8 +10,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rquickjs::context::intrinsic;
 use rquickjs::context::EvalOptions;
+use rquickjs::context::intrinsic;
 use rquickjs::function::{Func, IntoArgs};
 use rquickjs::{Context, Ctx, FromJs, Function, Object, Persistent, Runtime, Value};
 
@@ -140,10 +140,10 @@ impl Engine {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object = start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
-            let define: Function = ctx.eval(
-                "(value) => Object.defineProperty(globalThis, 'settee', { value })",
-            )?;
+            let entry_points: Object =
+                start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
+            let define: Function =
+                ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
             define.call((entry_points,))
         })
         .map_err(engine)?;
@@ -184,8 +184,7 @@ impl Engine {
                 return Err(CompileError::Stopped { stop, source_text: source_text() }.into());
             }
         };
-        let answer: Vec<String> =
-            serde_json::from_str(&answer).map_err(|e| Error::Engine(e.to_string()))?;
+        let answer: Vec<String> = serde_json::from_str(&answer).map_err(|e| Error::Engine(e.to_string()))?;
         match answer.first().map(String::as_str) {
             Some("ok") => Ok(index),
             Some("not_function") => Err(CompileError::NotFunction { source_text: source_text() }.into()),
@@ -358,8 +357,8 @@ fn skip_trivia(source: &str) -> &str {
     loop {
         let end = if rest.starts_with("//") {
             rest.find(['\n', '\r', '\u{2028}', '\u{2029}'])
-        } else if rest.starts_with("/*") {
-            rest[2..].find("*/").map(|at| at + 4)
+        } else if let Some(comment) = rest.strip_prefix("/*") {
+            comment.find("*/").map(|at| at + 4)
         } else {
             return rest;
         };

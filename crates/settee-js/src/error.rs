@@ -97,9 +97,7 @@ pub enum Error {
         reason: String,
     },
     /// The reduction is larger than 4,096 characters and more than half of its input.
-    #[error(
-        "Reduce output must shrink more rapidly: input size: {input_size} output size: {output_size}"
-    )]
+    #[error("Reduce output must shrink more rapidly: input size: {input_size} output size: {output_size}")]
     ReduceOverflow {
         /// Characters of CouchDB's `reduce` or `rereduce` command.
         input_size: usize,

@@ -215,7 +215,9 @@ impl MapContext {
             if array.as_array().is_none_or(|array| array.len() != count) {
                 return Ok(false);
             }
-            entry_points.get::<_, rquickjs::Function>("begin")?.call::<_, Value0>((array, function as u32))?;
+            entry_points
+                .get::<_, rquickjs::Function>("begin")?
+                .call::<_, Value0>((array, function as u32))?;
             Ok(true)
         });
         match result {

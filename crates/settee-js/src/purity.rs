@@ -16,25 +16,107 @@
 
 /// Names that may not occur, as a name, a member or a string.
 const BANNED: &[&str] = &[
-    "eval", "Function", "with", "this", "arguments", "class", "delete", "async", "await", "yield", "import",
-    "require", "super", "constructor", "prototype", "__proto__", "__defineGetter__", "__defineSetter__", "call",
-    "apply", "bind", "globalThis", "Object", "Reflect", "Proxy", "Symbol", "Array", "push", "pop", "shift",
-    "unshift", "splice", "sort", "reverse", "fill", "copyWithin", "get", "set",
+    "eval",
+    "Function",
+    "with",
+    "this",
+    "arguments",
+    "class",
+    "delete",
+    "async",
+    "await",
+    "yield",
+    "import",
+    "require",
+    "super",
+    "constructor",
+    "prototype",
+    "__proto__",
+    "__defineGetter__",
+    "__defineSetter__",
+    "call",
+    "apply",
+    "bind",
+    "globalThis",
+    "Object",
+    "Reflect",
+    "Proxy",
+    "Symbol",
+    "Array",
+    "push",
+    "pop",
+    "shift",
+    "unshift",
+    "splice",
+    "sort",
+    "reverse",
+    "fill",
+    "copyWithin",
+    "get",
+    "set",
 ];
 
 /// Globals that may be called, and only called.
 const CALLABLE: &[&str] = &[
-    "emit", "isArray", "sum", "toJSON", "log", "String", "Number", "Boolean", "parseInt", "parseFloat", "isNaN",
+    "emit",
+    "isArray",
+    "sum",
+    "toJSON",
+    "log",
+    "String",
+    "Number",
+    "Boolean",
+    "parseInt",
+    "parseFloat",
+    "isNaN",
     "isFinite",
 ];
 
 /// Methods that change neither their receiver nor their arguments, whatever built-in object the receiver is.
 const METHODS: &[&str] = &[
-    "concat", "slice", "substr", "substring", "indexOf", "lastIndexOf", "includes", "join", "split", "charAt",
-    "charCodeAt", "toLowerCase", "toUpperCase", "trim", "toString", "hasOwnProperty", "startsWith", "endsWith",
-    "getTime", "getFullYear", "getMonth", "getDate", "getDay", "getHours", "getMinutes", "getSeconds",
-    "getUTCFullYear", "getUTCMonth", "getUTCDate", "getUTCHours", "getUTCMinutes", "getUTCSeconds",
-    "toISOString", "toFixed", "floor", "ceil", "round", "abs", "max", "min", "stringify", "isArray", "repeat",
+    "concat",
+    "slice",
+    "substr",
+    "substring",
+    "indexOf",
+    "lastIndexOf",
+    "includes",
+    "join",
+    "split",
+    "charAt",
+    "charCodeAt",
+    "toLowerCase",
+    "toUpperCase",
+    "trim",
+    "toString",
+    "hasOwnProperty",
+    "startsWith",
+    "endsWith",
+    "getTime",
+    "getFullYear",
+    "getMonth",
+    "getDate",
+    "getDay",
+    "getHours",
+    "getMinutes",
+    "getSeconds",
+    "getUTCFullYear",
+    "getUTCMonth",
+    "getUTCDate",
+    "getUTCHours",
+    "getUTCMinutes",
+    "getUTCSeconds",
+    "toISOString",
+    "toFixed",
+    "floor",
+    "ceil",
+    "round",
+    "abs",
+    "max",
+    "min",
+    "stringify",
+    "isArray",
+    "repeat",
 ];
 
 /// Methods that call their first argument.
@@ -43,8 +125,8 @@ const CALLING_METHODS: &[&str] =
 
 /// Operators, the longest first.
 const OPERATORS: &[&str] = &[
-    ">>>=", "===", "!==", "**=", "<<=", ">>=", ">>>", "&&=", "||=", "??=", "...", "==", "!=", "<=", ">=", "=>",
-    "&&", "||", "??", "?.", "++", "--", "+=", "-=", "*=", "%=", "&=", "|=", "^=", "**", "<<", ">>",
+    ">>>=", "===", "!==", "**=", "<<=", ">>=", ">>>", "&&=", "||=", "??=", "...", "==", "!=", "<=", ">=",
+    "=>", "&&", "||", "??", "?.", "++", "--", "+=", "-=", "*=", "%=", "&=", "|=", "^=", "**", "<<", ">>",
 ];
 
 /// Operators that end in `=` and assign nothing.
@@ -52,8 +134,22 @@ const COMPARISONS: &[&str] = &["===", "!==", "==", "!=", "<=", ">="];
 
 /// Keywords that a parenthesis may follow without a call.
 const BEFORE_PARENTHESIS: &[&str] = &[
-    "if", "for", "while", "switch", "catch", "return", "typeof", "in", "of", "case", "do", "else", "void",
-    "function", "throw", "instanceof",
+    "if",
+    "for",
+    "while",
+    "switch",
+    "catch",
+    "return",
+    "typeof",
+    "in",
+    "of",
+    "case",
+    "do",
+    "else",
+    "void",
+    "function",
+    "throw",
+    "instanceof",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +195,9 @@ fn is_harmless(window: &Window<'_>) -> bool {
         Token::Name(name) if window.get(-1) == Token::Sign(".") => is_harmless_member(window, name),
         Token::Name(name) => is_harmless_name(window, name),
         // A string may be a member's name.
-        Token::Text(text) => !BANNED.contains(&text) && (!is_method(text) || window.get(1) != Token::Sign(":")),
+        Token::Text(text) => {
+            !BANNED.contains(&text) && (!is_method(text) || window.get(1) != Token::Sign(":"))
+        }
         Token::Sign(sign) => is_harmless_sign(window, sign),
         Token::Number | Token::End => true,
     }
@@ -147,12 +245,12 @@ fn is_harmless_name(window: &Window<'_>, name: &str) -> bool {
     match name {
         "new" => after == Token::Name("Date"),
         "Date" => matches!(before, Token::Name("new")) || after == Token::Sign("."),
-        "for" => match (after, window.get(2), window.get(3)) {
-            (Token::Sign("("), Token::Sign(";"), _) => true,
-            (Token::Sign("("), Token::Name("var" | "let" | "const"), Token::Name(_)) => true,
-            (Token::Sign("("), Token::Name(_), Token::Sign("=") | Token::Name("in" | "of")) => true,
-            _ => false,
-        },
+        "for" => matches!(
+            (after, window.get(2), window.get(3)),
+            (Token::Sign("("), Token::Sign(";"), _)
+                | (Token::Sign("("), Token::Name("var" | "let" | "const"), Token::Name(_))
+                | (Token::Sign("("), Token::Name(_), Token::Sign("=") | Token::Name("in" | "of"))
+        ),
         _ if after == Token::Sign("(") => {
             BEFORE_PARENTHESIS.contains(&name) || before == Token::Name("function")
         }
@@ -261,15 +359,49 @@ mod tests {
     #[test]
     fn writers_are_rejected() {
         for body in [
-            "doc.a = 1", "doc['a'] = 1", "doc.a++", "++doc.a", "--doc [0]", "delete doc.a", "doc.l.push(1)",
-            "[doc.a] = [1]", "({x: doc.a} = y)", "for (doc.a of x);", "for (doc[0] in x);", "(doc.a) = 1",
-            "f(doc)", "doc.f(1)", "doc['f'](1)", "x.forEach(f, doc)", "x.forEach((f), doc)", "`${doc.a = 1}`",
-            "/a/.test(doc.a = 1)", "doc?.l.push(1)", "var emit = f", "function emit(x) {}", "emit => 1",
-            "var x = {concat: f}; x.concat(doc)", "({['concat']: f}).concat(doc)", "({'concat': f}).concat(doc)",
-            "({concat}).concat(doc)", "1..constructor.constructor('doc', '')(doc)", "x <!-- '\n doc.a = 1 //'",
-            "doc.a ||= 1", "doc.a **= 2", "\\u0064oc.a = 1", "new Set([1])", "with (doc) a = 1", "a\n++\ndoc.x",
-            "x['con\\x73tructor']", "(0, f)(doc)", "function (emit) { }", "catch (emit) {}", "var a, emit;",
-            "({get concat() { return f; }}).concat(doc)", "Object.isFrozen(doc)", "a ? x : doc.l.sort()",
+            "doc.a = 1",
+            "doc['a'] = 1",
+            "doc.a++",
+            "++doc.a",
+            "--doc [0]",
+            "delete doc.a",
+            "doc.l.push(1)",
+            "[doc.a] = [1]",
+            "({x: doc.a} = y)",
+            "for (doc.a of x);",
+            "for (doc[0] in x);",
+            "(doc.a) = 1",
+            "f(doc)",
+            "doc.f(1)",
+            "doc['f'](1)",
+            "x.forEach(f, doc)",
+            "x.forEach((f), doc)",
+            "`${doc.a = 1}`",
+            "/a/.test(doc.a = 1)",
+            "doc?.l.push(1)",
+            "var emit = f",
+            "function emit(x) {}",
+            "emit => 1",
+            "var x = {concat: f}; x.concat(doc)",
+            "({['concat']: f}).concat(doc)",
+            "({'concat': f}).concat(doc)",
+            "({concat}).concat(doc)",
+            "1..constructor.constructor('doc', '')(doc)",
+            "x <!-- '\n doc.a = 1 //'",
+            "doc.a ||= 1",
+            "doc.a **= 2",
+            "\\u0064oc.a = 1",
+            "new Set([1])",
+            "with (doc) a = 1",
+            "a\n++\ndoc.x",
+            "x['con\\x73tructor']",
+            "(0, f)(doc)",
+            "function (emit) { }",
+            "catch (emit) {}",
+            "var a, emit;",
+            "({get concat() { return f; }}).concat(doc)",
+            "Object.isFrozen(doc)",
+            "a ? x : doc.l.sort()",
         ] {
             assert!(!keeps_documents(&format!("function (doc) {{ {body}; }}")), "{body}");
         }

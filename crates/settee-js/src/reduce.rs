@@ -77,7 +77,8 @@ impl ReduceContext {
             self.engine = Some(self.build()?);
         }
         let result = self.run_once(function, keys, values);
-        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. }))) {
+        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. })))
+        {
             self.engine = None;
         }
         let output = result?;

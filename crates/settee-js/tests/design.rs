@@ -39,7 +39,9 @@ fn filters_pass_what_is_truthy() {
             ("loops", "function (doc) { for (;;); }"),
         ],
     );
-    let f = |d: &mut DesignContext, name| d.filter(&["filters", name], &[r#"{"n":1}"#, r#"{"n":3}"#], r#"{"query":{"min":2}}"#);
+    let f = |d: &mut DesignContext, name| {
+        d.filter(&["filters", name], &[r#"{"n":1}"#, r#"{"n":3}"#], r#"{"query":{"min":2}}"#)
+    };
     assert_eq!(f(&mut d, "f"), Ok(vec![false, true]));
     assert_eq!(f(&mut d, "this"), Ok(vec![true, true]));
     assert_eq!(raised(f(&mut d, "throws")), "ReferenceError: {[]}");
@@ -49,7 +51,10 @@ fn filters_pass_what_is_truthy() {
     assert_eq!(raised(f(&mut d, "none")), "not_found: missing json key: none");
     assert_eq!(raised(d.filter(&["shows", "f"], &[], "{}")), "not_found: missing json key: shows");
     assert_eq!(raised(d.filter(&["_id", "f"], &[], "{}")), "not_found: json_mismatch");
-    assert_eq!(raised(f(&mut d, "empty")), "not_found: missing filters function empty on design doc _design/d");
+    assert_eq!(
+        raised(f(&mut d, "empty")),
+        "not_found: missing filters function empty on design doc _design/d"
+    );
     assert_eq!(raised(f(&mut d, "loops")), "os_process_error: OS process timed out.");
     assert_eq!(f(&mut d, "f"), Ok(vec![false, true]), "usable after a loop");
     assert!(matches!(d.filter(&["filters", "f"], &["{"], "{}"), Err(Error::NotJson(_))));
@@ -79,9 +84,18 @@ fn validation_refuses_by_what_is_thrown() {
     };
     let text = |body: &str| validate(body).expect_err("refused").to_string();
     assert_eq!(validate(""), Ok(()));
-    assert_eq!(validate("if (doc.a !== 1 || old !== null || user.name !== 'u' || !security.admins) throw 'x';"), Ok(()));
-    assert_eq!(validate("throw {forbidden: {a: [1]}}"), Err(Refusal::Forbidden { reason: r#"{"a":[1]}"#.into() }));
-    assert_eq!(validate("throw {unauthorized: 'no'}"), Err(Refusal::Unauthorized { reason: r#""no""#.into() }));
+    assert_eq!(
+        validate("if (doc.a !== 1 || old !== null || user.name !== 'u' || !security.admins) throw 'x';"),
+        Ok(())
+    );
+    assert_eq!(
+        validate("throw {forbidden: {a: [1]}}"),
+        Err(Refusal::Forbidden { reason: r#"{"a":[1]}"#.into() })
+    );
+    assert_eq!(
+        validate("throw {unauthorized: 'no'}"),
+        Err(Refusal::Unauthorized { reason: r#""no""#.into() })
+    );
     assert_eq!(text("throw 'm'"), r#"unknown_error: "m""#);
     assert_eq!(text("throw {x: 'm'}"), r#"unknown_error: "m""#);
     assert_eq!(text("missing()"), "ReferenceError: {[]}");
@@ -113,7 +127,10 @@ fn updates_give_a_document_and_a_response() {
     let response = r#"{"json":{"a":1},"code":202}"#.into();
     assert_eq!(run("none", post), Ok(Updated { document: None, response }));
     assert_eq!(raised(run("nothing", post)), "render_error: undefined response from update function");
-    assert!(raised(run("throws", post)).starts_with("render_error: function raised error: Error: x \nstacktrace: "));
+    assert!(
+        raised(run("throws", post))
+            .starts_with("render_error: function raised error: Error: x \nstacktrace: ")
+    );
     assert_eq!(raised(run("pair", post)), "e: r");
     assert_eq!(raised(run("object", post)), "e: r");
     let get = raised(run("new", r#"{"method":"GET"}"#));
@@ -130,14 +147,19 @@ fn shows_choose_a_provided_type() {
             ("text", "function (doc) { return 'a ' + (doc && doc._id); }"),
             ("sent", "function () { start({'X-A': '1'}); send('a'); send(1); return 'z'; }"),
             ("provides", provides),
-            ("custom", "function () { registerType('foo', 'text/foo'); provides('foo', function () { return 'f'; }); }"),
+            (
+                "custom",
+                "function () { registerType('foo', 'text/foo'); provides('foo', function () { return 'f'; }); }",
+            ),
             ("throws", "function (doc) { return doc.x; }"),
             ("rows", "function () { getRow(); }"),
             ("none", "function () {}"),
         ],
     );
     let path = r#"["db","_design","d","_show","s"]"#;
-    let mut run = |name, more: &str| d.show(&["shows", name], "null", &format!(r#"{{"path":{path},"headers":{{}}{more}}}"#));
+    let mut run = |name, more: &str| {
+        d.show(&["shows", name], "null", &format!(r#"{{"path":{path},"headers":{{}}{more}}}"#))
+    };
     assert_eq!(run("text", "").as_deref(), Ok(r#"{"body":"a null"}"#));
     assert_eq!(run("sent", "").as_deref(), Ok(r#"{"body":"a1z","headers":{"X-A":"1"}}"#));
     let html = r#"{"body":"<b>_design/d","headers":{"Content-Type":"text/html; charset=utf-8"}}"#;
@@ -147,7 +169,9 @@ fn shows_choose_a_provided_type() {
     let json = run("provides", &accept("application/json, text/html;q=0.5")).expect("acceptable");
     assert!(json.contains("application/json"), "{json}");
     assert!(run("provides", r#","query":{"format":"json"}"#).expect("known").contains("application/json"));
-    assert!(raised(run("provides", &accept("image/png"))).starts_with("not_acceptable: Content-Type image/png"));
+    assert!(
+        raised(run("provides", &accept("image/png"))).starts_with("not_acceptable: Content-Type image/png")
+    );
     assert!(run("custom", "").expect("registered").contains("text/foo"));
     assert!(raised(run("throws", "")).starts_with("render_error: "));
     assert_eq!(run("none", "").as_deref(), Ok("{}"));
@@ -157,7 +181,11 @@ fn shows_choose_a_provided_type() {
 }
 
 /// Runs a list function over rows 0, 1, …; returns the chunks, the number of rows read, and the result.
-fn list(source: &str, row_count: usize, chunk_count_max: usize) -> (Vec<ListChunk>, usize, Result<(), Error>) {
+fn list(
+    source: &str,
+    row_count: usize,
+    chunk_count_max: usize,
+) -> (Vec<ListChunk>, usize, Result<(), Error>) {
     let mut d = design("lists", &[("l", source)]);
     let read = Arc::new(Mutex::new(0));
     let sent = Arc::new(Mutex::new(Vec::new()));
@@ -227,7 +255,8 @@ fn a_list_ends_early_when_its_receiver_is_gone_or_it_raises() {
 #[test]
 fn a_rewrite_gives_a_request_or_none() {
     let rewrite = |body: &str| {
-        let design = serde_json::json!({"_id": "_design/d", "rewrites": format!("function (req) {{ {body} }}")});
+        let design =
+            serde_json::json!({"_id": "_design/d", "rewrites": format!("function (req) {{ {body} }}")});
         let mut d = DesignContext::new(&design.to_string(), QUICK).expect("an object");
         d.rewrite(r#"{"method":"GET","path":["a"]}"#)
     };

@@ -37,7 +37,10 @@ const OFFENDERS: [(&str, &str); 10] = [
     ("[1].every.call({length: 1e15}, function () { return 1; })", "function exceeded 20 ticks"),
     ("async function f() { for (;;); } f(); for (;;);", "function exceeded 20 ticks"),
     ("emit({toJSON: function () { for (;;); }}, 1)", "function exceeded 20 ticks"),
-    ("var a = []; for (;;) a.push('x'.repeat(100000) + a.length, [])", "function exceeded 8388608 bytes of memory"),
+    (
+        "var a = []; for (;;) a.push('x'.repeat(100000) + a.length, [])",
+        "function exceeded 8388608 bytes of memory",
+    ),
     ("var s = 'x'; for (;;) s += s", "string too long"),
     ("throw 'fatal_error'", "function raised 'fatal_error'"),
 ];
@@ -98,15 +101,32 @@ fn ticks_are_per_document_not_per_batch() {
 #[test]
 fn built_ins_pay_for_lengths_without_elements() {
     for body in [
-        "[].join.call({length: 1e15})", "[].reverse.call({length: 1e15})", "[].copyWithin.call({length: 1e15}, 1)",
-        "[].sort.call({length: 1e15})", "String.raw({raw: {length: 1e15}})", "[].flat.call({length: 1e15})",
-        "[].splice.call({length: 1e15}, 0, 1)", "[].fill.call({length: 1e15}, 1)", "[].concat(new Array(4e9))",
-        "new Array(4e9).join()", "'' + new Array(4e9)", "new Array(4e9).slice(1)", "[new Array(4e9)].flat(9)",
-        "new Array(4e9).forEach(emit)", "new Array(4e9).reduce(emit)", "JSON.stringify({}, new Array(4e9))",
-        "doc.l.join.call({length: 1e15})", "[].shift.call({length: 1e15})", "[].unshift.call({length: 1e15}, 1)",
-        "[].lastIndexOf.call({length: 1e15}, 1)", "[1].flatMap(function () { return new Array(4e9); })",
-        "for (var i of new Array(4e9));", "var [...x] = new Array(4e9)", "new Set(new Array(4e9))",
-        "for (;;) try { [].join.call({length: 1e15}); } catch (e) {}", "new Array(4e9).toLocaleString()",
+        "[].join.call({length: 1e15})",
+        "[].reverse.call({length: 1e15})",
+        "[].copyWithin.call({length: 1e15}, 1)",
+        "[].sort.call({length: 1e15})",
+        "String.raw({raw: {length: 1e15}})",
+        "[].flat.call({length: 1e15})",
+        "[].splice.call({length: 1e15}, 0, 1)",
+        "[].fill.call({length: 1e15}, 1)",
+        "[].concat(new Array(4e9))",
+        "new Array(4e9).join()",
+        "'' + new Array(4e9)",
+        "new Array(4e9).slice(1)",
+        "[new Array(4e9)].flat(9)",
+        "new Array(4e9).forEach(emit)",
+        "new Array(4e9).reduce(emit)",
+        "JSON.stringify({}, new Array(4e9))",
+        "doc.l.join.call({length: 1e15})",
+        "[].shift.call({length: 1e15})",
+        "[].unshift.call({length: 1e15}, 1)",
+        "[].lastIndexOf.call({length: 1e15}, 1)",
+        "[1].flatMap(function () { return new Array(4e9); })",
+        "for (var i of new Array(4e9));",
+        "var [...x] = new Array(4e9)",
+        "new Set(new Array(4e9))",
+        "for (;;) try { [].join.call({length: 1e15}); } catch (e) {}",
+        "new Array(4e9).toLocaleString()",
     ] {
         let f = format!("function (doc) {{ {body} }}");
         let found = outcomes(&[&f], &[r#"{"l":[]}"#], 1, QUICK).remove(0);
@@ -119,7 +139,10 @@ fn built_ins_pay_for_lengths_without_elements() {
     ] {
         let f = format!("function (doc) {{ {body} }}");
         let found = outcomes(&[&f], &["{}"], 1, QUICK).remove(0);
-        assert_eq!(found, "dropped TypeError: the length of an array-like object must be a plain property", "{body}");
+        assert_eq!(
+            found, "dropped TypeError: the length of an array-like object must be a plain property",
+            "{body}"
+        );
     }
 }
 
@@ -142,7 +165,8 @@ fn deep_recursion_is_an_exception() {
 
 #[test]
 fn functions_of_one_context_cannot_reach_each_other() {
-    let hostile = "function (doc) { Array.prototype.push = JSON.stringify = Object.freeze = null; emit = null;
+    let hostile =
+        "function (doc) { Array.prototype.push = JSON.stringify = Object.freeze = null; emit = null;
                    JSON = null; String.prototype.slice = null; throw new Error('x'); }";
     let other = "function (doc) { var l = []; l.push(doc); emit(JSON.stringify(l), [l]); }";
     let found = outcomes(&[hostile, other], &["{}", "{}"], 2, QUICK);
@@ -153,10 +177,18 @@ fn functions_of_one_context_cannot_reach_each_other() {
 #[test]
 fn a_source_that_is_no_function_is_reported_as_such() {
     for source in [
-        "function (doc) { emit(1); }", " // c\n/* d */ function(doc){} ; // e", "function named(doc) {};", "doc => 1",
-        "(doc) => { emit(doc); }", "(function (doc) {})", "(function () { var n = 0; return function (doc) {}; })();",
-        "function helper() {} (function (doc) { helper(); })", "\u{feff}function (doc) {}", "function*(doc) {}",
-        "var f = function (doc) {}; f", "function (doc) { 'use strict'; }\n\n",
+        "function (doc) { emit(1); }",
+        " // c\n/* d */ function(doc){} ; // e",
+        "function named(doc) {};",
+        "doc => 1",
+        "(doc) => { emit(doc); }",
+        "(function (doc) {})",
+        "(function () { var n = 0; return function (doc) {}; })();",
+        "function helper() {} (function (doc) { helper(); })",
+        "\u{feff}function (doc) {}",
+        "function*(doc) {}",
+        "var f = function (doc) {}; f",
+        "function (doc) { 'use strict'; }\n\n",
     ] {
         assert_eq!(check(Kind::Map, source), Ok(()), "{source}");
     }
@@ -169,7 +201,10 @@ fn a_source_that_is_no_function_is_reported_as_such() {
     assert_eq!(not_function.to_string(), "Expression does not eval to a function. (({a: 1}))");
     assert_eq!((not_function.error(), CompileError::Empty.error()), ("compilation_error", "not_found"));
     let syntax = check(Kind::Map, "function (doc) { emit(; }").expect_err("bad syntax").to_string();
-    assert!(syntax.starts_with("SyntaxError: ") && syntax.ends_with("(function (doc) { emit(; })"), "{syntax}");
+    assert!(
+        syntax.starts_with("SyntaxError: ") && syntax.ends_with("(function (doc) { emit(; })"),
+        "{syntax}"
+    );
     for source in ["for (;;);", "'x'.repeat(1e9)", "throw 'x'", "import('x')", "import x from 'y'"] {
         assert_eq!(check(Kind::Map, source).expect_err(source).error(), "compilation_error", "{source}");
     }
@@ -212,19 +247,90 @@ fn reductions_follow_couchdb() {
 /// Sources of small functions, many of them faulty, from a grammar of what has broken engines before.
 fn sources() -> impl Strategy<Value = String> {
     let leaf = prop::sample::select(vec![
-        "doc", "doc.a", "doc.l", "1", "-0", "NaN", "1e308*10", "'x'", "null", "undefined", "[]", "{}", "this", "arguments",
-        "emit", "10n", "2n**64n", "/a(b|c)*/g", "Symbol.iterator", "new Date(0)", "function () {}", "async () => 1",
-        "(function* () { yield 1; })()", "[,1]", "doc.constructor", "'\\ud800'", "new Map()", "Math", "eval",
-        "doc.constructor.constructor('return this')()", "new Error('e')", "class { #p = 1; }", "`${1}`", "sum",
-        "new Array(1e9)", "'x'.repeat(1e6)", "require", "globalThis", "async function* () {}", "new.target",
+        "doc",
+        "doc.a",
+        "doc.l",
+        "1",
+        "-0",
+        "NaN",
+        "1e308*10",
+        "'x'",
+        "null",
+        "undefined",
+        "[]",
+        "{}",
+        "this",
+        "arguments",
+        "emit",
+        "10n",
+        "2n**64n",
+        "/a(b|c)*/g",
+        "Symbol.iterator",
+        "new Date(0)",
+        "function () {}",
+        "async () => 1",
+        "(function* () { yield 1; })()",
+        "[,1]",
+        "doc.constructor",
+        "'\\ud800'",
+        "new Map()",
+        "Math",
+        "eval",
+        "doc.constructor.constructor('return this')()",
+        "new Error('e')",
+        "class { #p = 1; }",
+        "`${1}`",
+        "sum",
+        "new Array(1e9)",
+        "'x'.repeat(1e6)",
+        "require",
+        "globalThis",
+        "async function* () {}",
+        "new.target",
     ]);
     leaf.prop_map(str::to_owned).prop_recursive(4, 24, 3, |inner| {
         let operator = prop::sample::select(vec![
-            "+", "*", "**", "<", "==", "===", "in", "instanceof", "&&", "||", ",", "??", ">>>", "=", "+=", "%",
+            "+",
+            "*",
+            "**",
+            "<",
+            "==",
+            "===",
+            "in",
+            "instanceof",
+            "&&",
+            "||",
+            ",",
+            "??",
+            ">>>",
+            "=",
+            "+=",
+            "%",
         ]);
         let method = prop::sample::select(vec![
-            "map", "forEach", "sort", "push", "concat", "toString", "valueOf", "call", "apply", "bind", "slice", "split",
-            "replace", "next", "then", "toJSON", "constructor", "join", "reduce", "length", "__proto__", "at", "flat",
+            "map",
+            "forEach",
+            "sort",
+            "push",
+            "concat",
+            "toString",
+            "valueOf",
+            "call",
+            "apply",
+            "bind",
+            "slice",
+            "split",
+            "replace",
+            "next",
+            "then",
+            "toJSON",
+            "constructor",
+            "join",
+            "reduce",
+            "length",
+            "__proto__",
+            "at",
+            "flat",
         ]);
         prop_oneof![
             (inner.clone(), operator, inner.clone()).prop_map(|(a, o, b)| format!("({a}) {o} ({b})")),
@@ -233,8 +339,12 @@ fn sources() -> impl Strategy<Value = String> {
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("emit({a}, {b})")),
             inner.clone().prop_map(|a| format!("new ({a})")),
             inner.clone().prop_map(|a| format!("throw_({a})")),
-            inner.clone().prop_map(|a| format!("({{toJSON: function () {{ return {a}; }}, [{a}]: {a}, ...{a}}})")),
-            inner.clone().prop_map(|a| format!("(function f() {{ try {{ return {a}; }} finally {{ f(); }} }})()")),
+            inner
+                .clone()
+                .prop_map(|a| format!("({{toJSON: function () {{ return {a}; }}, [{a}]: {a}, ...{a}}})")),
+            inner
+                .clone()
+                .prop_map(|a| format!("(function f() {{ try {{ return {a}; }} finally {{ f(); }} }})()")),
             inner.clone().prop_map(|a| format!("(() => {{ for (var i of {a}) emit(i, {a}); }})()")),
             inner.clone().prop_map(|a| format!("(() => {{ throw {a}; }})()")),
             inner.clone().prop_map(|a| format!("(() => {{ while ({a}) emit({a}); }})()")),

@@ -32,7 +32,9 @@ fn a_document_is_deeply_frozen() {
     let f = "function (doc) { doc.a = 2; doc.n.b = 3; delete doc.a; doc.l[0] = 9; doc.l[0].c = 1; doc.z = 1;
              emit(doc.a, [doc.n, doc.l, doc.z]); }";
     assert_eq!(map_one(f, r#"{"a":1,"n":{"b":2},"l":[{"c":5}]}"#), r#"1:[{"b":2},[{"c":5}],null]"#);
-    for method in ["push(1)", "sort()", "reverse()", "shift()", "pop()", "splice(0, 1)", "unshift(1)", "fill(0)"] {
+    for method in
+        ["push(1)", "sort()", "reverse()", "shift()", "pop()", "splice(0, 1)", "unshift(1)", "fill(0)"]
+    {
         let f = format!("function (doc) {{ doc.l.{method}; emit(1, 1); }}");
         let shown = map_one(&f, r#"{"l":[3,1,2]}"#);
         assert!(shown.starts_with("dropped TypeError"), "{method}: {shown}");
@@ -90,7 +92,10 @@ fn indirect_writes_do_not_change_a_document() {
 #[test]
 fn all_functions_see_the_same_document() {
     let shown = map_all(
-        &["function (doc) { doc.l.seen = 1; emit(doc.l.seen, 1); }", "function (doc) { emit(doc.l.seen, 2); }"],
+        &[
+            "function (doc) { doc.l.seen = 1; emit(doc.l.seen, 1); }",
+            "function (doc) { emit(doc.l.seen, 2); }",
+        ],
         &[r#"{"l":[]}"#],
     );
     assert_eq!(shown, ["null:1", "null:2"]);
@@ -101,7 +106,8 @@ fn rows_are_serialised_after_the_function_ran() {
     let f = "function (doc) { var a = [1]; emit(1, a); a.push(2); emit(a, 2); a.push(3); }";
     assert_eq!(map_one(f, "{}"), "1:[1,2,3] [1,2,3]:2");
     // But before the next document.
-    let f = "(function () { var all = []; return function (doc) { all.push(doc._id); emit(doc._id, all); }; })()";
+    let f =
+        "(function () { var all = []; return function (doc) { all.push(doc._id); emit(doc._id, all); }; })()";
     let shown = map_all(&[f], &[r#"{"_id":"a"}"#, r#"{"_id":"b"}"#]);
     assert_eq!(shown, [r#""a":["a"]"#, r#""b":["a","b"]"#]);
 }
@@ -115,7 +121,10 @@ fn values_without_json_become_null_or_vanish() {
         r#"null:null null:null null:null null:0 [null,null,null,null,1]:{"c":null} 1:null"#
     );
     assert_eq!(map_one("function (doc) { emit(Symbol.iterator, {s: Symbol.iterator}); }", "{}"), "null:{}");
-    assert_eq!(map_one("function (doc) { emit(new Date(0), new Number(3)); }", "{}"), r#""1970-01-01T00:00:00.000Z":3"#);
+    assert_eq!(
+        map_one("function (doc) { emit(new Date(0), new Number(3)); }", "{}"),
+        r#""1970-01-01T00:00:00.000Z":3"#
+    );
 }
 
 #[test]
@@ -130,7 +139,8 @@ fn to_json_is_honoured_and_runs_after_the_function() {
 #[test]
 fn numbers_have_javascript_text() {
     let f = "function (doc) { doc.l.forEach(function (n) { emit(n, null); }); }";
-    let shown = map_one(f, r#"{"l":[1.0,9007199254740993,1e21,1e-7,-0,0.1,123456789012345680000,1E400,5e-324]}"#);
+    let shown =
+        map_one(f, r#"{"l":[1.0,9007199254740993,1e21,1e-7,-0,0.1,123456789012345680000,1E400,5e-324]}"#);
     assert_eq!(
         shown,
         "1:null 9007199254740992:null 1e+21:null 1e-7:null 0:null 0.1:null 123456789012345680000:null null:null 5e-324:null"
@@ -140,14 +150,18 @@ fn numbers_have_javascript_text() {
 #[test]
 fn an_exception_drops_the_rows_of_that_function_and_document_only() {
     let shown = map_all(
-        &["function (doc) { emit(1, 1); if (doc.bad) throw new TypeError('x'); }", "function (doc) { emit(2, 2); }"],
+        &[
+            "function (doc) { emit(1, 1); if (doc.bad) throw new TypeError('x'); }",
+            "function (doc) { emit(2, 2); }",
+        ],
         &["{}", r#"{"bad":true}"#, "{}"],
     );
     assert_eq!(shown, ["1:1", "2:2", "dropped TypeError: x", "2:2", "1:1", "2:2"]);
     assert_eq!(map_one("function (doc) { throw {a: 1}; }", "{}"), r#"dropped {"a":1}"#);
     assert_eq!(map_one("function (doc) { throw undefined; }", "{}"), "dropped undefined");
     assert_eq!(map_one("function (doc) { throw 'x'; }", "{}"), "dropped x");
-    let hostile = "function (doc) { throw {get name() { throw 1; }, get message() { throw 2; }, toJSON: 1}; }";
+    let hostile =
+        "function (doc) { throw {get name() { throw 1; }, get message() { throw 2; }, toJSON: 1}; }";
     assert!(map_one(hostile, "{}").starts_with("dropped"));
 }
 
@@ -164,7 +178,10 @@ fn documents_and_rows_are_canonical_json() {
     assert_eq!(map_one(f, r#"{"b":1,"a":2,"b":3,"10":4,"2":5}"#), r#"{"2":5,"10":4,"b":3,"a":2}:null"#);
     let proto = r#"{"__proto__":{"x":1},"a":1}"#;
     assert_eq!(map_one(f, proto), r#"{"__proto__":{"x":1},"a":1}:null"#);
-    assert_eq!(map_one("function (doc) { emit(doc.x, Object.keys(doc)); }", proto), r#"null:["__proto__","a"]"#);
+    assert_eq!(
+        map_one("function (doc) { emit(doc.x, Object.keys(doc)); }", proto),
+        r#"null:["__proto__","a"]"#
+    );
     let text = r#"{"s":"a\u0000\u001f\"\\\/\n\u00e9\ud83d\ude00\ud800"}"#;
     assert_eq!(
         map_one("function (doc) { emit(doc.s, null); }", text),
@@ -176,7 +193,8 @@ fn documents_and_rows_are_canonical_json() {
 
 #[test]
 fn rows_with_every_json_syntax_are_split() {
-    let f = "function (doc) { emit('],[\"}{', '\\\\'); emit(['\"', {'],': '}'}], [[[]], {}]); emit('', ''); }";
+    let f =
+        "function (doc) { emit('],[\"}{', '\\\\'); emit(['\"', {'],': '}'}], [[[]], {}]); emit('', ''); }";
     assert_eq!(map_one(f, "{}"), r#""],[\"}{":"\\" ["\"",{"],":"}"}]:[[[]],{}] "":"""#);
 }
 
@@ -241,7 +259,11 @@ fn an_unreadable_document_is_dropped_alone() {
     let deep = format!(r#"{{"a":{deep}}}"#);
     for bad in ["{", "{}],[{}", "{},{}", &deep] {
         let shown = map_all(&[f, f], &[r#"{"a":1}"#, bad, r#"{"a":2}"#]);
-        assert_eq!((&*shown[0], &*shown[1], &*shown[4], &*shown[5]), ("1:1", "1:1", "2:1", "2:1"), "{bad:.20}");
+        assert_eq!(
+            (&*shown[0], &*shown[1], &*shown[4], &*shown[5]),
+            ("1:1", "1:1", "2:1", "2:1"),
+            "{bad:.20}"
+        );
         assert!(shown[2].starts_with("dropped") && shown[3].starts_with("dropped"), "{}", shown[2]);
     }
 }
