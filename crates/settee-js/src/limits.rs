@@ -17,7 +17,7 @@ pub struct Limits {
     pub ticks: u64,
 }
 
-/// Smallest memory limit: the engine's built-ins with room to compile a few functions.
+/// Smallest memory limit: enough for the engine's built-ins and a few functions.
 pub const MEMORY_BYTES_MIN: usize = 4 << 20;
 
 /// Largest number of functions in one context. Each has a realm with its own built-ins.

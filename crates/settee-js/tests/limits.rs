@@ -353,6 +353,73 @@ fn sources() -> impl Strategy<Value = String> {
     })
 }
 
+/// Bodies near the border of what is proven not to write: reads, calls, and writes in disguise.
+fn near_writers() -> impl Strategy<Value = String> {
+    let leaf = prop::sample::select(vec![
+        "doc",
+        "doc.a",
+        "doc.l",
+        "doc.o",
+        "v",
+        "w",
+        "1",
+        "'a'",
+        "'push'",
+        "[doc]",
+        "[2]",
+        "{concat: v}",
+        "{a: 2}",
+        "doc.constructor",
+        "doc['constructor']",
+        "doc.l.push",
+        "v['assign']",
+        "v[w]",
+        "'con' + 'structor'",
+        "w[v]",
+    ]);
+    let expression = leaf.prop_map(str::to_owned).prop_recursive(3, 12, 3, |inner| {
+        let target = prop::sample::select(vec![
+            "v", "w", "doc.a", "doc.l[0]", "doc['a']", "[v]", "v.a", "w[0]", "[v.a]",
+        ]);
+        let method =
+            prop::sample::select(vec!["concat", "slice", "indexOf", "push", "sort", "assign", "map", "join"]);
+        let calling = prop::sample::select(vec!["forEach", "map", "reduce", "filter"]);
+        prop_oneof![
+            (target, inner.clone()).prop_map(|(t, e)| format!("({t} = {e})")),
+            (inner.clone(), method, inner.clone(), inner.clone())
+                .prop_map(|(a, m, b, c)| format!("({a}).{m}({b}, {c})")),
+            (inner.clone(), calling.clone(), inner.clone(), inner.clone())
+                .prop_map(|(a, m, b, c)| format!("({a}).{m}(function (v, w) {{ return {b}; }}, {c})")),
+            (inner.clone(), calling, inner.clone(), inner.clone())
+                .prop_map(|(a, m, b, c)| format!("({a}).{m}({b}, {c})")),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("({a})[{b}]")),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("[{a}, {b}]")),
+            inner.clone().prop_map(|a| format!("({a}, v++)")),
+            inner.clone().prop_map(|a| format!("v({a}, doc)")),
+            inner.prop_map(|a| format!("String({a})")),
+        ]
+    });
+    prop::collection::vec(expression, 1..5).prop_map(|list| {
+        let statements: Vec<String> = list.iter().map(|e| format!("w = v; v = {e};")).collect();
+        format!("var v, w; {} emit(v, [doc, w]);", statements.join(" "))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn documents_that_are_not_frozen_are_not_changed(body in near_writers()) {
+        // A line separator is white space; with it the source is not examined, so documents are frozen.
+        let examined = format!("function (doc) {{ {body} }}");
+        let frozen = format!("{examined}\u{2028}");
+        let reader = "function (doc) { emit(doc, 1); }";
+        let documents = [r#"{"a":1,"l":[3,1,2],"o":{"k":[1]}}"#, r#"{"a":"b","l":["constructor"],"o":null}"#];
+        let found = outcomes(&[&examined, reader], &documents, 2, QUICK);
+        prop_assert_eq!(found, outcomes(&[&frozen, reader], &documents, 2, QUICK), "{}", examined);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
