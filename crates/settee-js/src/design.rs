@@ -216,8 +216,7 @@ impl DesignContext {
     fn run(&mut self, path: &[&str], entry_point: &str, arguments: &[&str]) -> Result<Answer, Error> {
         let index = self.function(path)?;
         let engine = self.engine.as_ref().expect("function built it");
-        engine.align(index).map_err(|f| f.into_error(&self.limits))?;
-        let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
+        let answer = engine.call_counted(index, |ctx, entry_points| {
             let mut call = rquickjs::function::Args::new(ctx.clone(), arguments.len() + 1);
             call.push_arg(index as u32)?;
             for &argument in arguments {

@@ -302,6 +302,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Runs `work`, which calls function `index`, with all ticks. If they do not suffice it runs again with
+    /// aligned counters, so that its end does not depend on what ran before.
+    pub(crate) fn call_counted<R>(
+        &self,
+        index: usize,
+        work: impl for<'js> Fn(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
+    ) -> Result<R, Failure> {
+        match self.with_ticks(self.limits.ticks, &work) {
+            Err(Failure::Ticks) => {
+                self.align(index)?;
+                self.with_ticks(self.limits.ticks, &work)
+            }
+            other => other,
+        }
+    }
+
     /// Collects cycles only after much garbage. The engine lowers its threshold at each collection.
     pub(crate) fn delay_collection(&self) {
         self.runtime.set_gc_threshold(GARBAGE_BYTES_MAX);
