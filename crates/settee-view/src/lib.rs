@@ -1,1 +1,3 @@
 //! Map/reduce views and Mango indexes over a database's changes.
+
+pub mod mango;

@@ -49,6 +49,16 @@ impl FieldPaths {
         };
         self.places.iter().map(value).collect()
     }
+
+    /// Appends an object that has these values, JSON texts, in the fields, in the order of the names: an object
+    /// for which [`FieldPaths::values`] returns them again. A field within another one gets no value of its own.
+    pub fn write_object<'a>(&'a self, values: impl IntoIterator<Item = &'a str>, out: &mut Vec<u8>) {
+        let mut shown = Vec::new();
+        for (place, value) in self.places.iter().zip(values) {
+            show(&mut shown, self.paths.path(*place), Raw(value));
+        }
+        write_object(&shown, out);
+    }
 }
 
 /// A shown value's text, or an object with shown members.
@@ -178,6 +188,12 @@ mod tests {
         assert_eq!(paths.values(object).unwrap(), ["null", r#"{"d":2}"#, "null", "\"x\""]);
         assert_eq!(paths.values(r#"{"a":{"c":[5]},"b":1,"a.d":"x"}"#), None);
         assert_eq!(FieldPaths::parse([]).unwrap().values("{}").unwrap(), Vec::<&str>::new());
+        let nested = FieldPaths::parse(["a.b", "c", "a.0", "c.d"]).unwrap();
+        let mut out = Vec::new();
+        nested.write_object(["1", r#"{"d":2}"#, "[3]", "2"], &mut out);
+        let object = std::str::from_utf8(&out).unwrap();
+        assert_eq!(object, r#"{"a":{"b":1,"0":[3]},"c":{"d":2}}"#);
+        assert_eq!(nested.values(object).unwrap(), ["1", r#"{"d":2}"#, "[3]", "2"]);
         assert_eq!(FieldPaths::parse(["a..b"]).unwrap_err().error, "invalid_field_name");
     }
 
