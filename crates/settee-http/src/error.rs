@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderName};
 use settee_doc::{ErrorKind, SpoolError};
+use settee_view::mango::{MangoError, MangoErrorKind};
 
 /// An error response.
 #[derive(Debug, Clone)]
@@ -133,6 +134,18 @@ impl From<settee_doc::Error> for ApiError {
     fn from(error: settee_doc::Error) -> ApiError {
         let (status, name) = status_and_name(error.kind());
         ApiError::new(status, name, error.to_string())
+    }
+}
+
+impl From<MangoError> for ApiError {
+    fn from(error: MangoError) -> ApiError {
+        let status = match error.kind {
+            MangoErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            MangoErrorKind::NotFound => StatusCode::NOT_FOUND,
+            MangoErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            MangoErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, error.error, error.reason)
     }
 }
 

@@ -30,10 +30,10 @@ mod usability;
 
 pub use bookmark::Bookmark;
 pub use covering::CoveredFields;
-pub use design::{DesignEdit, add_index, indexes_of, remove_indexes, write_index_list};
+pub use design::{DesignEdit, add_index, indexes_of, parse_bulk_delete, remove_indexes, write_index_list};
 pub use error::{MangoError, MangoErrorKind};
 pub use explain::Explanation;
-pub use index::{Direction, IndexDefinition, NewIndex};
+pub use index::{DESIGN, Direction, IndexDefinition, NewIndex};
 pub use normal::{Condition, Normal};
 pub use plan::{Analysis, Candidate, Index, Plan, PlanScope, Reason, Scan, explain, plan};
 pub use ranges::{IdRange, KeyBound, KeyRange};

@@ -4,7 +4,8 @@
 
 use super::error::{MangoError, MangoErrorKind, shown};
 use super::index::{IndexDefinition, NewIndex};
-use super::limits::INDEXES_MAX;
+use super::limits::{BULK_DELETE_MAX, INDEXES_MAX};
+use super::request::{each_member, missing_key, positive, unknown_key};
 use super::text::{self, Kind};
 
 /// The `language` of design documents with indexes.
@@ -127,6 +128,38 @@ pub fn remove_indexes(design: &str, name: Option<&str>) -> DesignEdit {
     }
 }
 
+/// Parses the body of a bulk deletion: ids of design documents, with or without `_design/`.
+///
+/// # Errors
+/// `missing_required_key`, `invalid_bulk_docs`, `invalid_index_name`, `invalid_key`.
+pub fn parse_bulk_delete(body: &[u8]) -> Result<Vec<String>, MangoError> {
+    let (mut list, mut unknown) = (None, None);
+    each_member(body, |member, value| {
+        match member {
+            "docids" => list = Some(value),
+            "w" => drop(positive(value)?),
+            _ if unknown.is_none() => unknown = Some(member.to_owned()),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    let list = list.ok_or_else(|| missing_key("docids"))?;
+    let elements = text::elements(list, BULK_DELETE_MAX).ok_or_else(|| {
+        let reason = format!("Bulk Delete requires an array of non-null docids. Docids: {}", shown(list));
+        MangoError::new("invalid_bulk_docs", reason)
+    })?;
+    let id = |element: &str| {
+        let invalid =
+            || MangoError::new("invalid_index_name", format!("Invalid index name: {}", shown(element)));
+        text::string(element).ok_or_else(invalid)
+    };
+    let ids = elements.into_iter().map(id).collect::<Result<_, _>>()?;
+    match unknown {
+        Some(unknown) => Err(unknown_key(&unknown)),
+        None => Ok(ids),
+    }
+}
+
 fn check_language(language: Option<&str>) -> Result<(), MangoError> {
     match language {
         Some(LANGUAGE) => Ok(()),
@@ -229,6 +262,17 @@ mod tests {
         }
         assert!(list.is_empty());
         assert_eq!(write_index_list(&list, 0, 9), format!(r#"{{"total_rows":1,"indexes":[{ALL_DOCS}]}}"#));
+    }
+
+    #[test]
+    fn bulk_deletions_name_design_documents() {
+        let parse = |body: &str| parse_bulk_delete(body.as_bytes());
+        assert_eq!(parse(r#"{"docids":["a","_design/b"],"w":2}"#).unwrap(), ["a", "_design/b"]);
+        let error = |body: &str| parse(body).unwrap_err().error;
+        assert_eq!(error("{}"), "missing_required_key");
+        assert_eq!(error(r#"{"docids":"a"}"#), "invalid_bulk_docs");
+        assert_eq!(error(r#"{"docids":[1]}"#), "invalid_index_name");
+        assert_eq!(error(r#"{"docids":[],"x":1}"#), "invalid_key");
     }
 
     #[test]

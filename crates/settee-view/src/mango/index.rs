@@ -9,7 +9,7 @@ use super::request::{boolean, each_member, missing_key, positive, sort_fields, u
 use super::text::{self, Kind};
 
 /// Prefix of the ids of design documents.
-pub(super) const DESIGN: &str = "_design/";
+pub const DESIGN: &str = "_design/";
 
 /// Hexadecimal digits of a generated name.
 const NAME_DIGITS: usize = 40;
