@@ -47,6 +47,7 @@ mod admin;
 mod changes;
 mod database;
 mod document;
+mod mango;
 
 mod server;
 

@@ -16,6 +16,7 @@ mod index;
 mod index_file;
 mod javascript;
 mod keeper;
+pub mod mango;
 mod mapper;
 mod mappers;
 mod merge;

@@ -25,6 +25,7 @@ mod fuzz;
 mod large;
 mod limits;
 mod local;
+mod mango;
 mod methods;
 mod metrics;
 mod namespaces;
