@@ -19,12 +19,13 @@ use settee_tree::NodeCache;
 use tokio::sync::oneshot;
 
 use crate::build::Build;
-use crate::design::{Design, Language, Signature, ViewDefinition};
+use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
 use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
 use crate::javascript::{JavascriptMapper, JavascriptReduces};
-use crate::mapper::Mapper;
+use crate::mango::IndexDefinition;
+use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
 use crate::progress::Progress;
 use crate::query::KeySpace;
@@ -249,11 +250,7 @@ impl Views {
             indexes.push(index);
         }
         let of_mapper = design.clone();
-        let make_mapper = Box::new(move || {
-            let sources: Vec<&str> = of_mapper.maps.iter().map(|map| map.source.as_str()).collect();
-            let mapper = JavascriptMapper::new(of_mapper.lib.as_deref(), &sources, limits)?;
-            Ok(Box::new(mapper) as Box<dyn Mapper>)
-        });
+        let make_mapper = Box::new(move || mapper_of(&of_mapper, limits));
         Ok(DesignViews {
             design,
             revision,
@@ -479,6 +476,17 @@ impl DesignViews {
         }
         info
     }
+}
+
+fn mapper_of(design: &Design, limits: Limits) -> Result<Box<dyn Mapper>> {
+    if design.language == Language::Query {
+        let definition = |map: &MapDefinition| {
+            IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
+        };
+        return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
+    }
+    let sources: Vec<&str> = design.maps.iter().map(|map| map.source.as_str()).collect();
+    Ok(Box::new(JavascriptMapper::new(design.lib.as_deref(), &sources, limits)?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

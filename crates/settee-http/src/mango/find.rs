@@ -7,7 +7,7 @@ use settee_doc::{Database, Snapshot};
 use settee_view::mango::{self, Bookmark, Explanation, FindRequest, IndexDefinition, PlanScope};
 
 use super::definitions;
-use super::rows::UnbuiltRows;
+use super::rows::ViewRows;
 use super::search::Search;
 use crate::body::{self, BodyBudget, MemoryPermit};
 use crate::context::RequestContext;
@@ -32,10 +32,10 @@ pub(crate) async fn find(
     let plan = mango::plan(&request, &indexes, scope)?;
     let after = Bookmark::of(&request, &plan)?;
     let body_memory = context.server.body_memory.clone();
-    let search = Search::new(database, snapshot, body_memory, request, plan);
+    let search = Search::new(context.server.views.clone(), database, snapshot, body_memory, request, plan);
     writer::respond(context.output(), async move |mut out| {
         let _permit = permit;
-        search.run::<UnbuiltRows>(after, &mut out).await?;
+        search.run::<ViewRows>(after, &mut out).await?;
         Ok(out)
     })
     .await

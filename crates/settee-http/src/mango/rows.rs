@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use settee_doc::Database;
 use settee_view::mango::{Bookmark, IndexDefinition, KeyRange};
+use settee_view::{MapRows, ViewRow, Views};
 
 use crate::error::ApiError;
 
 /// The rows of an index that a search reads.
 pub(super) struct IndexScan {
+    pub(super) views: Arc<Views>,
     pub(super) database: Arc<Database>,
     pub(super) definition: Arc<IndexDefinition>,
     /// Ascending and disjoint, also if the scan descends.
@@ -38,26 +40,34 @@ pub(super) trait IndexRows: Sized + Send {
     fn next(&mut self) -> impl Future<Output = Result<Option<IndexRow>, ApiError>> + Send;
 }
 
-/// Rows of an index that isn't built.
-pub(super) enum UnbuiltRows {}
+/// Rows of an index of a design document.
+pub(super) struct ViewRows(MapRows);
 
-impl IndexRows for UnbuiltRows {
-    async fn open(scan: IndexScan) -> Result<UnbuiltRows, ApiError> {
-        let IndexScan { database, definition, ranges, descending, after, partition, update } = scan;
-        tracing::debug!(
-            database = database.name(),
-            index = definition.name,
-            ranges = ranges.len(),
-            descending,
-            resumed = after.is_some(),
-            partition = partition.is_some(),
-            update,
-            "a search needs an index"
-        );
-        Err(ApiError::not_implemented(format!("The index {} is not built yet.", definition.name)))
+impl IndexRows for ViewRows {
+    async fn open(scan: IndexScan) -> Result<ViewRows, ApiError> {
+        let IndexScan { views, database, definition, ranges, descending, after, partition, update } = scan;
+        let design = views.design(&database, &definition.ddoc).await?;
+        if update {
+            design.build(&database, database.snapshot().update_seq()).await?;
+        }
+        let view = design.view(&definition.name)?;
+        let (index, space) = (design.snapshot(view)?, design.space(view, partition.as_deref()));
+        let mut row_ranges = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let mut range = space.between(&range.low.sort_key(), &range.high.sort_key());
+            if let Some(Bookmark { id, key: Some(key) }) = &after {
+                range = space.after(&range, key, id, descending)?;
+            }
+            row_ranges.push(range);
+        }
+        if descending {
+            row_ranges.reverse();
+        }
+        Ok(ViewRows(MapRows::new(index, row_ranges, descending, 0, u64::MAX)))
     }
 
     async fn next(&mut self) -> Result<Option<IndexRow>, ApiError> {
-        match *self {}
+        let row = self.0.next().await?;
+        Ok(row.map(|ViewRow { id, key, .. }| IndexRow { id, key }))
     }
 }

@@ -12,6 +12,8 @@ use settee_view::mango::{
     Scan,
 };
 
+use settee_view::Views;
+
 use super::results::Progress;
 use super::rows::{IndexRow, IndexRows, IndexScan};
 use crate::blocking;
@@ -34,6 +36,7 @@ const ROWS_PER_CHECK: u32 = 256;
 
 /// A planned search.
 pub(super) struct Search {
+    views: Arc<Views>,
     database: Arc<Database>,
     snapshot: Snapshot,
     body_memory: Arc<BodyMemory>,
@@ -45,6 +48,7 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn new(
+        views: Arc<Views>,
         database: Arc<Database>,
         snapshot: Snapshot,
         body_memory: Arc<BodyMemory>,
@@ -53,7 +57,7 @@ impl Search {
     ) -> Search {
         let progress = Progress::of(&request);
         let request = Arc::new(request);
-        Search { database, snapshot, body_memory, request, plan, progress, rows_unchecked: 0 }
+        Search { views, database, snapshot, body_memory, request, plan, progress, rows_unchecked: 0 }
     }
 
     /// Writes the response, with the results after the row `after`. Rows of a JSON index are read as `R`.
@@ -130,6 +134,7 @@ impl Search {
     ) -> Result<(), ApiError> {
         let covered = self.plan.covering.then(|| CoveredFields::new(&definition));
         let mut rows = R::open(IndexScan {
+            views: self.views.clone(),
             database: self.database.clone(),
             definition,
             ranges,
