@@ -298,3 +298,6 @@ fn rest_of(range: IdRange, descending: bool, after: Option<&Bookmark>, prefix: &
     let (start, end) = if descending { (last, first) } else { (first, last) };
     Some(Range { start, end, descending, prefix: prefix.to_owned(), ..Range::default() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,38 +63,51 @@ impl KeyRange {
     }
 }
 
+/// A part of an index's keys.
+enum Part {
+    /// The keys that begin with these elements.
+    Prefix(Vec<String>),
+    Range(KeyRange),
+}
+
 /// The ranges of keys whose columns have values in `columns`, one set for each of the first columns. Ascending
 /// and disjoint; at most [`RANGES_MAX`].
 pub(super) fn key_ranges(columns: impl IntoIterator<Item = Spans>) -> Vec<KeyRange> {
-    let mut prefixes: Vec<Vec<String>> = vec![Vec::new()];
+    let mut parts = vec![Part::Prefix(Vec::new())];
     for spans in columns {
-        let points = spans.as_slice();
-        let are_points = points.iter().all(Span::is_point);
-        if are_points && prefixes.len() * points.len() <= RANGES_MAX {
-            let extended = |prefix: &Vec<String>| -> Vec<Vec<String>> {
-                let values = points.iter().filter_map(|span| span.low.value.clone());
-                values.map(|value| prefix.iter().cloned().chain([value]).collect()).collect()
-            };
-            prefixes = prefixes.iter().flat_map(extended).collect();
-            continue;
+        let prefix_count = parts.iter().filter(|part| matches!(part, Part::Prefix(_))).count();
+        if prefix_count == 0 {
+            break;
         }
         let hull;
-        let spans = match prefixes.len() * points.len() <= RANGES_MAX {
-            true => points,
+        let count = parts.len() - prefix_count + prefix_count * spans.as_slice().len();
+        let spans = match count <= RANGES_MAX {
+            true => spans.as_slice(),
             false => {
                 hull = spans.hull();
                 hull.as_slice()
             }
         };
-        let range = |prefix: &[String], span: &Span| KeyRange {
-            low: bound(prefix, &span.low),
-            high: bound(prefix, &span.high),
+        let narrowed = |part: Part| match part {
+            Part::Prefix(prefix) => spans.iter().map(|span| narrowed(&prefix, span)).collect(),
+            part @ Part::Range(_) => vec![part],
         };
-        return prefixes.iter().flat_map(|prefix| spans.iter().map(|span| range(prefix, span))).collect();
+        parts = parts.into_iter().flat_map(narrowed).collect();
     }
-    let bound = |prefix: &[String], above| KeyBound { elements: prefix.to_vec(), above };
-    let range = |prefix: &Vec<String>| KeyRange { low: bound(prefix, false), high: bound(prefix, true) };
-    prefixes.iter().map(range).collect()
+    let bound = |elements: &[String], above| KeyBound { elements: elements.to_vec(), above };
+    let range = |part| match part {
+        Part::Prefix(prefix) => KeyRange { low: bound(&prefix, false), high: bound(&prefix, true) },
+        Part::Range(range) => range,
+    };
+    parts.into_iter().map(range).collect()
+}
+
+/// The keys that begin with `prefix` and have a value of `span` next.
+fn narrowed(prefix: &[String], span: &Span) -> Part {
+    match &span.low.value {
+        Some(value) if span.is_point() => Part::Prefix(prefix.iter().chain([value]).cloned().collect()),
+        _ => Part::Range(KeyRange { low: bound(prefix, &span.low), high: bound(prefix, &span.high) }),
+    }
 }
 
 /// The position of an edge behind the elements of `prefix`.
