@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use settee_collate::{Collation, write_sort_key};
 use settee_doc::{Databases, DatabasesOptions, Edit, Options, Stage};
 use settee_io::{Env, ThreadEngine, ThreadOptions};
+use settee_view::ViewsOptions;
 use settee_view::mango::{NewIndex, PlanScope, plan};
 
 use super::*;
@@ -69,6 +70,7 @@ async fn documents(database: &Database) -> Vec<(String, String)> {
 }
 
 struct Fixture {
+    views: Arc<Views>,
     database: Arc<Database>,
     limits: Limits,
 }
@@ -81,7 +83,8 @@ impl Fixture {
             let edit = Edit::parse(doc.to_string().as_bytes(), &Options::default()).unwrap();
             database.update(edit, Stage::Persisted).await.unwrap();
         }
-        Fixture { database, limits: Limits::default() }
+        let views = Arc::new(Views::new(databases, ViewsOptions::default()));
+        Fixture { views, database, limits: Limits::default() }
     }
 
     /// The response to a search through the index of `columns`.
@@ -94,7 +97,8 @@ impl Fixture {
         let plan = plan(&request, &[Arc::new(definition)], scope).unwrap();
         assert!(matches!(plan.index, Index::Json(_)), "{body}");
         let after = Bookmark::of(&request, &plan).unwrap();
-        let search = Search::new(self.database.clone(), self.database.snapshot(), body_memory, request, plan);
+        let (views, database) = (self.views.clone(), self.database.clone());
+        let search = Search::new(views, database, self.database.snapshot(), body_memory, request, plan);
         let connection_memory = ResponseMemory::new(&self.limits).connection();
         let output = Output { limits: &self.limits, connection_memory: &connection_memory };
         let response = writer::respond(output, async move |mut out| {
