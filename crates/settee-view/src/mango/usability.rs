@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::index::IndexDefinition;
 use super::normal::{Condition, Normal};
-use super::plan::Reason;
+use super::reason::Reason;
 use super::spans::{Edge, Order, Spans, sort_key};
 
 /// The range of a field that CouchDB derives from comparisons outside of alternatives.
