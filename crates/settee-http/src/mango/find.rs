@@ -9,13 +9,14 @@ use settee_view::mango::{self, Bookmark, Explanation, FindRequest, IndexDefiniti
 use super::definitions;
 use super::rows::ViewRows;
 use super::search::Search;
+use crate::blocking;
 use crate::body::{self, BodyBudget, MemoryPermit};
 use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::response::{self, HandlerResult, writer};
 
-/// Largest request in bytes that is parsed in its own task. Compiling a selector takes much longer than parsing
-/// its text.
+/// Largest request in bytes that is parsed and planned in its own task. Compiling a selector takes much longer
+/// than parsing its text.
 const REQUEST_INLINE_BYTES: usize = 16 << 10;
 
 /// Bytes that a parsed request takes per byte of its text: the conditions, and their normal form.
@@ -27,10 +28,14 @@ pub(crate) async fn find(
     database: Arc<Database>,
     partition: Option<String>,
 ) -> HandlerResult {
-    let Prepared { request, permit, snapshot, indexes, scope } =
+    let Prepared { request, permit, snapshot, indexes, scope, is_large } =
         prepare(context, &database, partition).await?;
-    let plan = mango::plan(&request, &indexes, scope)?;
-    let after = Bookmark::of(&request, &plan)?;
+    let planned = move || -> Result<_, ApiError> {
+        let plan = mango::plan(&request, &indexes, scope)?;
+        let after = Bookmark::of(&request, &plan)?;
+        Ok((request, plan, after))
+    };
+    let (request, plan, after) = if is_large { blocking::run(planned).await?? } else { planned()? };
     let body_memory = context.server.body_memory.clone();
     let search = Search::new(context.server.views.clone(), database, snapshot, body_memory, request, plan);
     writer::respond(context.output(), async move |mut out| {
@@ -47,12 +52,17 @@ pub(crate) async fn explain(
     database: Arc<Database>,
     partition: Option<String>,
 ) -> HandlerResult {
-    let Prepared { request, permit: _permit, indexes, scope, .. } =
+    let Prepared { request, permit, indexes, scope, is_large, .. } =
         prepare(context, &database, partition).await?;
-    let (plan, candidates) = mango::explain(&request, &indexes, scope)?;
-    let (plan, candidates) = (plan.as_ref(), &candidates[..]);
-    let explanation = Explanation { database: database.name(), scope, request: &request, plan, candidates };
-    let mut text = explanation.to_json().into_bytes();
+    let explained = move || -> Result<_, ApiError> {
+        let _permit = permit;
+        let (plan, candidates) = mango::explain(&request, &indexes, scope)?;
+        let (plan, candidates) = (plan.as_ref(), &candidates[..]);
+        let explanation =
+            Explanation { database: database.name(), scope, request: &request, plan, candidates };
+        Ok(explanation.to_json().into_bytes())
+    };
+    let mut text = if is_large { blocking::run(explained).await?? } else { explained()? };
     text.push(b'\n');
     Ok(response::json(StatusCode::OK, text))
 }
@@ -64,6 +74,8 @@ struct Prepared {
     snapshot: Snapshot,
     indexes: Vec<Arc<IndexDefinition>>,
     scope: PlanScope,
+    /// Whether it is planned on a blocking thread.
+    is_large: bool,
 }
 
 async fn prepare(
@@ -75,6 +87,7 @@ async fn prepare(
         return Err(ApiError::method_not_allowed("POST"));
     }
     let body = context.read_json_body().await?;
+    let is_large = body.text.len() > REQUEST_INLINE_BYTES;
     let parse = move |text: &[u8], budget: &mut BodyBudget| {
         budget.charge(text.len(), PARSED_PER_BYTE)?;
         Ok(FindRequest::parse(text)?)
@@ -94,7 +107,7 @@ async fn prepare(
     let indexes = indexes.into_iter().map(Arc::new).collect();
     let in_partition = request.partition.is_some();
     let scope = PlanScope { is_partitioned: database.is_partitioned(), in_partition };
-    Ok(Prepared { request, permit, snapshot, indexes, scope })
+    Ok(Prepared { request, permit, snapshot, indexes, scope, is_large })
 }
 
 /// The partition of the path or the body, which must not contradict each other.

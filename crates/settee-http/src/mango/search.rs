@@ -154,38 +154,30 @@ impl Search {
             }
             return Ok(());
         }
+        let wanted = usize::try_from(self.progress.rows_wanted()).unwrap_or(usize::MAX);
+        let mut count = wanted.min(WINDOW_ROWS_MAX);
         while self.progress.wants_more() {
-            let wanted = usize::try_from(self.progress.rows_wanted()).unwrap_or(usize::MAX);
-            let window = self.window(&mut rows, wanted.min(WINDOW_ROWS_MAX)).await?;
+            let window = window(&mut rows, count).await?;
+            count = (2 * count).min(WINDOW_ROWS_MAX);
             if window.is_empty() {
                 break;
             }
             let ids = window.iter().map(|row| row.id.clone()).collect();
             let mut documents = self.snapshot.documents::<String>(ids, true);
             for row in window {
+                if !self.progress.wants_more() {
+                    break;
+                }
                 let found = documents.next().await?.and_then(|found| found.winner);
                 self.check_client(out).await?;
-                // The document may have changed since the index was read.
-                if let Some(winner) = found.filter(|winner| !winner.summary.deleted)
-                    && self.progress.wants_more()
-                {
+                self.progress.examined_key();
+                // The document may have been deleted since the index was read.
+                if let Some(winner) = found.filter(|winner| !winner.summary.deleted) {
                     self.take_document(Bookmark { id: row.id, key: Some(row.key) }, winner, out).await?;
                 }
             }
         }
         Ok(())
-    }
-
-    /// The next rows, at most `count`; empty at the end.
-    async fn window<R: IndexRows>(&mut self, rows: &mut R, count: usize) -> Result<Vec<IndexRow>, ApiError> {
-        let mut window = Vec::with_capacity(count);
-        while window.len() < count
-            && let Some(row) = rows.next().await?
-        {
-            self.progress.examined_key();
-            window.push(row);
-        }
-        Ok(window)
     }
 
     /// Writes a row of an index that has all that is needed, if it matches.
@@ -270,6 +262,17 @@ impl Search {
             () = std::future::ready(()) => Ok(()),
         }
     }
+}
+
+/// The next rows, at most `count`; empty at the end.
+async fn window<R: IndexRows>(rows: &mut R, count: usize) -> Result<Vec<IndexRow>, ApiError> {
+    let mut window = Vec::with_capacity(count);
+    while window.len() < count
+        && let Some(row) = rows.next().await?
+    {
+        window.push(row);
+    }
+    Ok(window)
 }
 
 /// The text of a document with only `fields`.

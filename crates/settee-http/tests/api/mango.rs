@@ -318,3 +318,25 @@ fn a_partition_is_searched_by_path_or_body() {
     assert_eq!(explained["index"]["name"], "_all_docs");
     assert_eq!(explained["index_candidates"][0]["analysis"]["reasons"][0]["name"], "scope_mismatch");
 }
+
+#[test]
+fn large_selectors_are_planned_and_larger_ones_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    fill(&mut client);
+    let body = json!({"index": {"fields": ["f7"]}, "ddoc": "i", "name": "f7"}).to_string();
+    client.post("/db/_index", &body).expect_status(200);
+    let selector = |count: usize| -> Value {
+        let conditions: Vec<Value> = (0..count).map(|n| json!({format!("f{n}"): {"$gt": n}})).collect();
+        json!({"$and": conditions})
+    };
+    let body = json!({"selector": selector(4000)}).to_string();
+    let explained = client.post("/db/_explain", &body).expect_status(200).json();
+    assert_eq!((&explained["index"]["name"], &explained["mrargs"]["start_key"]), (&json!("f7"), &json!([7])));
+    let body = json!({"selector": selector(4000), "use_index": "none"});
+    find(&mut client, &body).expect_error(501, "not_implemented", "The index f7 is not built yet.");
+    let reply = find(&mut client, &json!({"selector": selector(10_001)}));
+    assert_eq!(reply.expect_status(400).json()["error"], "invalid_selector");
+    let alternatives: Vec<Value> = (0..1500).map(|n| json!({"n": {"$eq": n}})).collect();
+    assert_eq!(ids(&found(&mut client, &json!({"selector": {"$or": alternatives}}))).len(), 5);
+}

@@ -72,8 +72,14 @@ impl Normal {
     /// Appends its JSON text.
     pub fn write(&self, out: &mut String) {
         let list = |operator: &str, nodes: &[Normal], out: &mut String| {
-            let texts = nodes.iter().map(Normal::to_json);
-            out.push_str(&format!("{{\"{operator}\":{}}}", text::array(texts)));
+            out.push_str(&format!("{{\"{operator}\":["));
+            for (index, node) in nodes.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                node.write(out);
+            }
+            out.push_str("]}");
         };
         match self {
             Normal::All => out.push_str("{}"),

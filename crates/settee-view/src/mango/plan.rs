@@ -12,9 +12,10 @@ use super::error::{MangoError, shown};
 use super::index::{DESIGN, IndexDefinition};
 use super::normal::Normal;
 use super::ranges::{IdRange, KeyRange, id_ranges, key_ranges};
+use super::reason::Reason;
 use super::request::FindRequest;
 use super::spans::{self, Order};
-use super::usability::{FieldRange, compared_fields, field_ranges, unusable_reasons};
+use super::usability::{FieldRange, Seen};
 
 /// The warning about a search without an index.
 const NO_INDEX: &str = "No matching index found, create an index to optimize query time.";
@@ -86,49 +87,6 @@ pub struct Analysis {
     pub ranking: usize,
     /// Whether its columns have all shown fields; `None` for [`Index::AllDocs`].
     pub covering: Option<bool>,
-}
-
-/// A reason against an index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// A column isn't in the selector.
-    FieldMismatch,
-    /// The selector has `$text`.
-    NeedsTextSearch,
-    /// It doesn't have the sort's order.
-    SortOrderMismatch,
-    /// It is partial and wasn't requested.
-    IsPartial,
-    /// It is for partitions and the search isn't in one, or the other way round.
-    ScopeMismatch,
-    /// Another one was requested.
-    ExcludedByUser,
-    /// JSON indexes are preferred.
-    UnfavoredType,
-    /// Its first columns have fewer of the compared fields than there are.
-    LessOverlap,
-    /// It has more columns.
-    TooManyFields,
-    /// It comes later by design document and name.
-    AlphabeticallyComesAfter,
-}
-
-impl Reason {
-    /// Its name in `_explain`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reason::FieldMismatch => "field_mismatch",
-            Reason::NeedsTextSearch => "needs_text_search",
-            Reason::SortOrderMismatch => "sort_order_mismatch",
-            Reason::IsPartial => "is_partial",
-            Reason::ScopeMismatch => "scope_mismatch",
-            Reason::ExcludedByUser => "excluded_by_user",
-            Reason::UnfavoredType => "unfavored_type",
-            Reason::LessOverlap => "less_overlap",
-            Reason::TooManyFields => "too_many_fields",
-            Reason::AlphabeticallyComesAfter => "alphabetically_comes_after",
-        }
-    }
 }
 
 impl Index {
@@ -210,40 +168,36 @@ pub fn explain(
     indexes: &[Arc<IndexDefinition>],
     scope: PlanScope,
 ) -> Result<(Option<Plan>, Vec<Candidate>), MangoError> {
-    let ranges = field_ranges(&request.normal);
-    let stages = stages(request, indexes, scope, &ranges);
+    let seen = Seen::of(&request.normal);
+    let stages = stages(request, indexes, scope, &seen);
     check_fallback(request, &stages)?;
     let ranked = ranked(&stages);
     let winner = ranked.first().copied();
     let candidates = candidates(request, &stages, &ranked);
-    let chosen = winner.map(|winner| planned(request, &stages[winner].0, &ranges));
+    let chosen = winner.map(|winner| planned(request, &stages[winner].0, &seen));
     Ok((chosen, candidates))
 }
-
-type FieldRanges<'a> = [(&'a str, Option<FieldRange>)];
 
 /// All indexes, sorted, with their stages.
 fn stages(
     request: &FindRequest,
     indexes: &[Arc<IndexDefinition>],
     scope: PlanScope,
-    ranges: &FieldRanges<'_>,
+    seen: &Seen<'_>,
 ) -> Vec<(Index, Stage)> {
     let mut stages: Vec<(Index, Stage)> = Vec::with_capacity(indexes.len() + 1);
-    stages.push((Index::AllDocs, all_docs_stage(request)));
+    stages.push((Index::AllDocs, all_docs_stage(request, seen)));
     for definition in indexes {
         let index = Index::Json(definition.clone());
         let stage = if definition.is_partial() && !index.is_named(&request.use_index) {
             Stage::Partial
         } else if definition.partitioned != scope.in_partition {
             Stage::OutOfScope
-        } else if let Some(reason) =
-            unusable_reasons(definition, &request.normal, &request.sort).first().copied()
-        {
+        } else if let Some(reason) = seen.reasons_against(definition, &request.sort).first().copied() {
             Stage::Unusable(reason)
         } else {
-            let compared = prefix(definition.columns(), ranges).len();
-            Stage::Ranked { distance: ranges.len() - compared }
+            let compared = prefix(definition.columns(), seen).len();
+            Stage::Ranked { distance: seen.ranges.len() - compared }
         };
         stages.push((index, stage));
     }
@@ -265,17 +219,15 @@ fn stages(
     stages
 }
 
-fn all_docs_stage(request: &FindRequest) -> Stage {
+fn all_docs_stage(request: &FindRequest, seen: &Seen<'_>) -> Stage {
     let by_id = request.sort.len() == 1 && request.sort[0] == "_id";
-    let is_usable = request.sort.is_empty() || (by_id && compared_fields(&request.normal).contains(&"_id"));
+    let is_usable = request.sort.is_empty() || (by_id && seen.compares("_id"));
     if is_usable { Stage::Ranked { distance: 0 } } else { Stage::Unusable(Reason::SortOrderMismatch) }
 }
 
 /// The ranges of an index's first columns, as far as they have one.
-fn prefix<'a>(columns: impl Iterator<Item = &'a str>, ranges: &FieldRanges<'_>) -> Vec<Option<FieldRange>> {
-    let range =
-        |column: &str| ranges.iter().find(|(name, _)| *name == column).map(|(_, range)| range.clone());
-    columns.map_while(range).collect()
+fn prefix<'a>(columns: impl Iterator<Item = &'a str>, seen: &Seen<'_>) -> Vec<Option<FieldRange>> {
+    columns.map_while(|column| seen.range(column).cloned()).collect()
 }
 
 fn check_fallback(request: &FindRequest, stages: &[(Index, Stage)]) -> Result<(), MangoError> {
@@ -345,13 +297,13 @@ fn candidates(request: &FindRequest, stages: &[(Index, Stage)], ranked: &[usize]
     others.map(candidate).collect()
 }
 
-fn planned(request: &FindRequest, index: &Index, ranges: &FieldRanges<'_>) -> Plan {
+fn planned(request: &FindRequest, index: &Index, seen: &Seen<'_>) -> Plan {
     let shown = match index {
         Index::AllDocs => {
-            let range = ranges.iter().find(|(name, _)| *name == "_id").map(|(_, range)| range.clone());
+            let range = seen.range("_id").cloned();
             vec![range.unwrap_or_else(|| Some(FieldRange::all()))]
         }
-        Index::Json(definition) => prefix(definition.columns(), ranges),
+        Index::Json(definition) => prefix(definition.columns(), seen),
     };
     let is_empty = match &request.normal {
         // At the top these have no results, although they match where they are nested.

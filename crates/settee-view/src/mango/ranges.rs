@@ -88,11 +88,11 @@ pub(super) fn key_ranges(columns: impl IntoIterator<Item = Spans>) -> Vec<KeyRan
                 hull.as_slice()
             }
         };
-        let narrowed = |part: Part| match part {
+        let split = |part: Part| match part {
             Part::Prefix(prefix) => spans.iter().map(|span| narrowed(&prefix, span)).collect(),
             part @ Part::Range(_) => vec![part],
         };
-        parts = parts.into_iter().flat_map(narrowed).collect();
+        parts = parts.into_iter().flat_map(split).collect();
     }
     let bound = |elements: &[String], above| KeyBound { elements: elements.to_vec(), above };
     let range = |part| match part {
@@ -156,6 +156,7 @@ mod tests {
         assert_eq!(shown(r#"{"a":1,"b":{"$gt":2}}"#, &["a", "b"]), ["([1,2] [1]]"]);
         assert_eq!(shown(r#"{"a":1}"#, &["a"]), ["[[1] [1]]"]);
         assert_eq!(shown(r#"{"a":{"$lt":5},"b":2}"#, &["a", "b"]), ["[[] [5])"]);
+        assert_eq!(shown(r#"{"a":{"$in":[1]},"b":2}"#, &["a", "b"]), ["[[1,2] [1,2]]", "[[[]] [{}])"]);
         assert_eq!(shown("{}", &["a"]), ["[[] []]"]);
         assert_eq!(shown("{}", &[]), ["[[] []]"]);
         assert_eq!(shown(r#"{"a":{"$gt":2,"$lt":1}}"#, &["a"]), Vec::<String>::new());

@@ -1,8 +1,10 @@
 //! What CouchDB's planner sees in a selector: the fields it compares, their ranges, and whether an index fits.
 
+use std::collections::{BTreeMap, HashSet};
+
 use super::index::IndexDefinition;
 use super::normal::{Condition, Normal};
-use super::plan::Reason;
+use super::reason::Reason;
 use super::spans::{Edge, Order, Spans, sort_key};
 
 /// The range of a field that CouchDB derives from comparisons outside of alternatives.
@@ -90,98 +92,118 @@ impl FieldRange {
     }
 }
 
-/// The fields that a selector compares outside of alternatives, sorted, with their ranges; `None`: no value can
-/// match, and other fields are left out.
-pub(super) fn field_ranges(selector: &Normal) -> Vec<(&str, Option<FieldRange>)> {
-    let mut ranges = Vec::new();
-    for field in compared_fields(selector) {
-        match range_of(selector, field, Some(FieldRange::all())) {
-            Some(range) => ranges.push((field, Some(range))),
-            None => return vec![(field, None)],
+/// What the choice of an index depends on, collected in one pass over a selector.
+pub(super) struct Seen<'a> {
+    /// The fields that it compares outside of alternatives, sorted, with their ranges. `None`: no value can match;
+    /// other fields are then left out.
+    pub(super) ranges: Vec<(&'a str, Option<FieldRange>)>,
+    /// All fields that it compares so.
+    compared: HashSet<&'a str>,
+    /// The fields that each matching document has.
+    required: HashSet<&'a str>,
+    /// The fields that have the same value in all matching documents.
+    constant: HashSet<&'a str>,
+    is_text_search: bool,
+}
+
+impl<'a> Seen<'a> {
+    pub(super) fn of(selector: &'a Normal) -> Seen<'a> {
+        let mut compared = Vec::new();
+        add_comparisons(selector, &mut compared);
+        let is_equal = |(_, operator, _): &&(&'a str, &str, &str)| *operator == "$eq";
+        let constant = compared.iter().filter(is_equal).map(|(field, ..)| *field).collect();
+        let fields = compared.iter().map(|(field, ..)| *field).collect();
+        let mut ranges: BTreeMap<&str, Option<FieldRange>> = BTreeMap::new();
+        for (field, operator, value) in compared {
+            let range = ranges.entry(field).or_insert_with(|| Some(FieldRange::all()));
+            *range = range.take().and_then(|range| range.narrowed(operator, value));
         }
+        let empty = ranges.iter().find(|(_, range)| range.is_none()).map(|(field, _)| *field);
+        let ranges = match empty {
+            Some(field) => vec![(field, None)],
+            None => ranges.into_iter().collect(),
+        };
+        let is_text_search = selector.is_text_search();
+        Seen { ranges, compared: fields, required: required_fields(selector), constant, is_text_search }
     }
-    ranges
+
+    /// Whether the selector compares a field outside of alternatives.
+    pub(super) fn compares(&self, field: &str) -> bool {
+        self.compared.contains(field)
+    }
+
+    /// The range of a field; `None` if it isn't among [`Seen::ranges`].
+    pub(super) fn range(&self, field: &str) -> Option<&Option<FieldRange>> {
+        let place = self.ranges.binary_search_by(|(name, _)| (*name).cmp(field)).ok()?;
+        Some(&self.ranges[place].1)
+    }
+
+    /// Why an index can't serve the selector and a sort; none if it can.
+    pub(super) fn reasons_against(&self, index: &IndexDefinition, sort: &[String]) -> Vec<Reason> {
+        let columns: Vec<&str> = index.columns().collect();
+        let is_present = |column: &&str| {
+            ["_id", "_rev"].contains(column)
+                || self.required.contains(column)
+                || sort.iter().any(|field| field == column)
+        };
+        let checks = [
+            (columns.iter().all(is_present), Reason::FieldMismatch),
+            (!self.is_text_search, Reason::NeedsTextSearch),
+            (self.serves_sort(&columns, sort), Reason::SortOrderMismatch),
+        ];
+        checks.into_iter().filter(|(holds, _)| !holds).map(|(_, reason)| reason).collect()
+    }
+
+    /// Whether the order of an index with these columns is that of a sort.
+    fn serves_sort(&self, columns: &[&str], sort: &[String]) -> bool {
+        let Some(first) = sort.first() else { return true };
+        let is_skipped = |column: &&&str| *column != first && self.constant.contains(*column);
+        let columns = &columns[columns.iter().take_while(is_skipped).count()..];
+        sort.len() <= columns.len() && sort.iter().zip(columns).all(|(field, column)| field == column)
+    }
 }
 
 /// The fields that a selector compares outside of alternatives, sorted.
 pub(super) fn compared_fields(selector: &Normal) -> Vec<&str> {
-    fn add<'a>(selector: &'a Normal, fields: &mut Vec<&'a str>) {
-        match selector {
-            Normal::And(nodes) => nodes.iter().for_each(|node| add(node, fields)),
-            Normal::Field { name, condition: Condition::Plain { operator, .. } }
-                if is_comparison(operator) =>
-            {
-                fields.push(name);
-            }
-            _ => {}
-        }
-    }
-    let mut fields = Vec::new();
-    add(selector, &mut fields);
+    let mut compared = Vec::new();
+    add_comparisons(selector, &mut compared);
+    let mut fields: Vec<&str> = compared.into_iter().map(|(field, ..)| field).collect();
     fields.sort_unstable();
     fields.dedup();
     fields
 }
 
-fn is_comparison(operator: &str) -> bool {
-    ["$lt", "$lte", "$eq", "$gt", "$gte"].contains(&operator)
-}
-
-fn range_of(selector: &Normal, field: &str, range: Option<FieldRange>) -> Option<FieldRange> {
+/// Appends field, operator and value of each comparison outside of alternatives.
+fn add_comparisons<'a>(selector: &'a Normal, compared: &mut Vec<(&'a str, &'a str, &'a str)>) {
     match selector {
-        Normal::And(nodes) => nodes.iter().fold(range, |range, node| range_of(node, field, range)),
+        Normal::And(nodes) => nodes.iter().for_each(|node| add_comparisons(node, compared)),
         Normal::Field { name, condition: Condition::Plain { operator, argument } }
-            if name == field && is_comparison(operator) =>
+            if ["$lt", "$lte", "$eq", "$gt", "$gte"].contains(&operator.as_str()) =>
         {
-            range?.narrowed(operator, argument)
+            compared.push((name, operator, argument));
         }
-        _ => range,
+        _ => {}
     }
 }
 
-/// Why an index can't serve a selector and a sort; none if it can.
-pub(super) fn unusable_reasons(index: &IndexDefinition, selector: &Normal, sort: &[String]) -> Vec<Reason> {
-    let implied =
-        |column: &&str| ["_id", "_rev"].contains(column) || sort.iter().any(|field| field == column);
-    let required: Vec<&str> = index.columns().filter(|column| !implied(column)).collect();
-    let columns: Vec<&str> = index.columns().collect();
-    let checks = [
-        (required.iter().all(|column| requires(selector, column)), Reason::FieldMismatch),
-        (!selector.is_text_search(), Reason::NeedsTextSearch),
-        (serves_sort(&columns, sort, selector), Reason::SortOrderMismatch),
-    ];
-    checks.into_iter().filter(|(holds, _)| !holds).map(|(_, reason)| reason).collect()
-}
-
-/// Whether each document that matches has the field.
-fn requires(selector: &Normal, field: &str) -> bool {
+/// The fields that each matching document has.
+fn required_fields(selector: &Normal) -> HashSet<&str> {
     match selector {
-        Normal::And(nodes) => nodes.iter().any(|node| requires(node, field)),
-        Normal::Or(nodes) => !nodes.is_empty() && nodes.iter().all(|node| requires(node, field)),
-        Normal::Field { name, condition } => {
-            let may_be_absent = Condition::Plain { operator: "$exists".into(), argument: "false".into() };
-            name == field && *condition != may_be_absent
+        Normal::And(nodes) => nodes.iter().flat_map(required_fields).collect(),
+        Normal::Or(nodes) => {
+            let mut each = nodes.iter().map(required_fields);
+            let first = each.next().unwrap_or_default();
+            each.fold(first, |common, fields| {
+                common.into_iter().filter(|field| fields.contains(field)).collect()
+            })
         }
-        Normal::All | Normal::Nor(_) | Normal::Not(_) | Normal::Text(_) => false,
-    }
-}
-
-/// Whether the order of an index with these columns is that of a sort.
-fn serves_sort(columns: &[&str], sort: &[String], selector: &Normal) -> bool {
-    let Some(first) = sort.first() else { return true };
-    let constant = columns.iter().take_while(|column| *column != first && is_constant(selector, column));
-    let columns = &columns[constant.count()..];
-    sort.len() <= columns.len() && sort.iter().zip(columns).all(|(field, column)| field == column)
-}
-
-/// Whether all documents that match have the same value in the field.
-fn is_constant(selector: &Normal, field: &str) -> bool {
-    match selector {
-        Normal::And(nodes) => nodes.iter().any(|node| is_constant(node, field)),
-        Normal::Field { name, condition: Condition::Plain { operator, .. } } => {
-            name == field && operator == "$eq"
+        Normal::Field { condition: Condition::Plain { operator, argument }, .. }
+            if operator == "$exists" && argument == "false" =>
+        {
+            HashSet::new()
         }
-        _ => false,
+        Normal::Field { name, .. } => HashSet::from([name.as_str()]),
+        Normal::All | Normal::Nor(_) | Normal::Not(_) | Normal::Text(_) => HashSet::new(),
     }
 }
 
@@ -198,7 +220,7 @@ mod tests {
 
     fn reasons(fields: &str, selector: &str, sort: &[&str]) -> Vec<Reason> {
         let sort: Vec<String> = sort.iter().map(|field| (*field).to_owned()).collect();
-        unusable_reasons(&index(fields), &Normal::of(selector), &sort)
+        Seen::of(&Normal::of(selector)).reasons_against(&index(fields), &sort)
     }
 
     #[test]
@@ -237,7 +259,7 @@ mod tests {
     #[test]
     fn ranges_are_those_of_comparisons_outside_of_alternatives() {
         let normal = Normal::of(r#"{"a":{"$gt":1,"$lte":5},"b":{"$in":[1]},"$or":[{"c":1}],"d":2}"#);
-        let ranges = field_ranges(&normal);
+        let ranges = Seen::of(&normal).ranges;
         let names: Vec<&str> = ranges.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["a", "d"]);
         let a = ranges[0].1.as_ref().unwrap();
@@ -251,7 +273,7 @@ mod tests {
     fn contradictions_leave_nothing() {
         let is_empty = |condition: &str| {
             let normal = Normal::of(&format!("{{\"z\":{condition}}}"));
-            field_ranges(&normal) == [("z", None)]
+            Seen::of(&normal).ranges == [("z", None)]
         };
         for empty in [
             r#"{"$gt":5,"$lt":5}"#,
