@@ -35,6 +35,9 @@ pub(crate) async fn handle(
         let id = format!("_design/{name}");
         return match below.as_ref() {
             "_view" => view::route(context, database, &id, path, Some(&partition)).await,
+            "_search" | "_nouveau" => {
+                Err(ApiError::not_implemented(format!("{below} of a partition is not implemented yet.")))
+            }
             _ => Err(ApiError::missing()),
         };
     }

@@ -38,3 +38,4 @@ mod revisions;
 mod server;
 mod session;
 mod spool;
+mod views;
