@@ -90,7 +90,6 @@ func TestEndpointsThatAreNotImplementedAnswer501(t *testing.T) {
 	put(t, db, "_design/x", members{"views": members{"all": members{"map": "function (doc) { emit(doc._id) }"}}})
 	_, security := db.Security(ctx)
 	for what, err := range map[string]error{
-		"_find":     db.Find(ctx, members{"selector": members{}}).Err(),
 		"_view":     db.Query(ctx, "_design/x", "_view/all").Err(),
 		"_security": security,
 	} {

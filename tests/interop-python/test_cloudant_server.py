@@ -71,7 +71,6 @@ class Endpoints(CloudantTest):
         db = self.new_database()
         self.couch.put_design_document(db, "x", {"views": {"all": {"map": "function (doc) { emit(doc._id) }"}}})
         for call, what in (
-            (lambda: self.couch.post_find(db, {"n": 1}), "_find"),
             (lambda: self.couch.post_view(db, "x", "all"), "_view"),
             (lambda: self.couch.get_security(db), "_security"),
             (lambda: self.couch.get_scheduler_jobs(), "_scheduler"),

@@ -50,7 +50,7 @@ pub use events::{DatabaseEvent, EventKind};
 pub use json::{
     JsonError, NESTING_MAX, check_tokens, each_json_element, each_json_member, write_json_string,
 };
-pub use selector::{Fields, SELECTOR_BYTES_MAX, Selector, SelectorError};
+pub use selector::{FieldPaths, Fields, SELECTOR_BYTES_MAX, Selector, SelectorError};
 pub use settee_io::PoolStats;
 pub use settee_store::{
     Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage,

@@ -18,7 +18,7 @@
 //! Differences: `$regex` is matched by an automaton, without look-around and back-references (400 instead of
 //! a search with unbounded time), and its `$` matches only the very end; `$nor` works within `$elemMatch` and
 //! similar operators, where CouchDB fails; `$mod` by 0 and names with an empty part are refused when the
-//! selector is parsed; `$text` is refused, since there are no text indexes; errors show an argument as JSON.
+//! selector is parsed; `$text` is refused except in a search, since there are no text indexes; errors show an argument as JSON.
 
 mod condition;
 mod constant;
@@ -39,6 +39,6 @@ mod tests;
 mod work;
 
 pub use error::SelectorError;
-pub use fields::Fields;
+pub use fields::{FieldPaths, Fields};
 pub use limits::SELECTOR_BYTES_MAX;
 pub use matcher::Selector;

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderName};
 use settee_doc::{ErrorKind, SpoolError};
+use settee_view::mango::{MangoError, MangoErrorKind};
 use settee_view::{ViewError, ViewErrorKind};
 
 /// An error response.
@@ -172,6 +173,18 @@ impl From<ViewError> for ApiError {
                 ApiError::new(status, name, reason)
             }
         }
+    }
+}
+
+impl From<MangoError> for ApiError {
+    fn from(error: MangoError) -> ApiError {
+        let status = match error.kind {
+            MangoErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            MangoErrorKind::NotFound => StatusCode::NOT_FOUND,
+            MangoErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            MangoErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, error.error, error.reason)
     }
 }
 

@@ -49,6 +49,7 @@ mod changes;
 mod database;
 mod document;
 mod functions;
+mod mango;
 
 mod server;
 

@@ -1,10 +1,10 @@
-//! Time per document of one map function over documents of 1 KiB.
+//! Time per document of one map function over documents of 1 KiB, and per reduction of 100 rows.
 //!
 //! `cargo run --release -p settee-js --example map_speed`
 
 use std::time::Instant;
 
-use settee_js::{Limits, MapContext};
+use settee_js::{Limits, MapContext, ReduceContext};
 
 const DOCUMENT_COUNT: usize = 1000;
 const ROUND_COUNT: usize = 20;
@@ -35,6 +35,21 @@ fn main() {
             println!("{micros:6.2} us/document  batch {batch_size:4}  {source}  ({row_count} rows)");
         }
     }
+    reduce();
+}
+
+/// Time per reduction of 100 numbers.
+fn reduce() {
+    let source = "function (keys, values) { return sum(values); }";
+    let mut context = ReduceContext::new(&[source], Limits::default()).expect("compiles");
+    let keys = format!("[{}]", vec![r#"["key","document-00000001"]"#; 100].join(","));
+    let values = format!("[{}]", vec!["12"; 100].join(","));
+    let begin = Instant::now();
+    for _ in 0..DOCUMENT_COUNT {
+        context.reduce(0, &keys, &values).expect("reduces");
+    }
+    let micros = begin.elapsed().as_secs_f64() * 1e6 / DOCUMENT_COUNT as f64;
+    println!("{micros:6.2} us/reduction of 100 rows  {source}");
 }
 
 /// A document of about 1 KiB with strings, numbers and an array.

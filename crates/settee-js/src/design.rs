@@ -183,7 +183,9 @@ impl DesignContext {
         let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
             let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
             let write = Func::from(move |chunks: String, response: Option<String>| {
-                lock(&writer).as_mut().map(|channel| channel.write(&chunks, response));
+                if let Some(channel) = lock(&writer).as_mut() {
+                    channel.write(&chunks, response);
+                }
             });
             let (head, request) = (ctx.json_parse(head)?, ctx.json_parse(request)?);
             let list: Function = entry_points.get("list")?;
@@ -214,8 +216,7 @@ impl DesignContext {
     fn run(&mut self, path: &[&str], entry_point: &str, arguments: &[&str]) -> Result<Answer, Error> {
         let index = self.function(path)?;
         let engine = self.engine.as_ref().expect("function built it");
-        engine.align(index).map_err(|f| f.into_error(&self.limits))?;
-        let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
+        let answer = engine.call_counted(index, |ctx, entry_points| {
             let mut call = rquickjs::function::Args::new(ctx.clone(), arguments.len() + 1);
             call.push_arg(index as u32)?;
             for &argument in arguments {
@@ -245,10 +246,8 @@ impl DesignContext {
     /// The index of the function at `path`, compiled at its first use.
     fn function(&mut self, path: &[&str]) -> Result<usize, Error> {
         let key = serde_json::to_string(path).expect("strings are JSON");
-        if self.engine.is_some() {
-            if let Some(&index) = self.functions.get(&key) {
-                return Ok(index);
-            }
+        if let (true, Some(&index)) = (self.engine.is_some(), self.functions.get(&key)) {
+            return Ok(index);
         }
         let limits = self.limits;
         if self.engine.is_none() {
@@ -320,10 +319,10 @@ fn refusal(thrown: &str) -> Result<(), Refusal> {
     if thrown == "1" {
         return Ok(());
     }
-    if let Ok((kind, error, reason)) = serde_json::from_str::<(String, String, String)>(thrown) {
-        if kind == "error" || kind == "fatal" {
-            return Err(Error::Raised { error, reason }.into());
-        }
+    if let Ok((kind, error, reason)) = serde_json::from_str::<(String, String, String)>(thrown)
+        && (kind == "error" || kind == "fatal")
+    {
+        return Err(Error::Raised { error, reason }.into());
     }
     let members = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(thrown);
     Err(match members {

@@ -19,7 +19,15 @@ use crate::error::{CompileError, Error, Stop};
 use crate::limits::{FUNCTION_COUNT_MAX, Limits, MEMORY_BYTES_MIN};
 
 /// The built-ins beside the language's basic objects: those of CouchDB's QuickJS.
-type Builtins = (intrinsic::Date, intrinsic::Eval, intrinsic::RegExp, intrinsic::Json, intrinsic::MapSet);
+/// And promises, without which the engine leaks objects when an asynchronous function is called.
+type Builtins = (
+    intrinsic::Date,
+    intrinsic::Eval,
+    intrinsic::RegExp,
+    intrinsic::Json,
+    intrinsic::MapSet,
+    intrinsic::Promise,
+);
 
 /// Ticks for entry points that run no design function. Each handles one batch.
 const TICKS_INTERNAL: u64 = 1 << 20;
@@ -80,6 +88,15 @@ impl Meter {
         left <= 1
     }
 
+    /// Uses several ticks. Returns whether none is left but the one at which the engine is interrupted.
+    fn use_ticks(&self, ticks: f64) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        // The cast saturates.
+        let rest = left.saturating_sub(ticks as u64);
+        self.left.store(rest.max(left.min(1)), Ordering::Relaxed);
+        rest <= 1
+    }
+
     fn is_empty(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
@@ -111,6 +128,7 @@ impl Engine {
         runtime.set_gc_threshold(GARBAGE_BYTES_MAX);
         let main = Context::custom::<Builtins>(&runtime).map_err(engine)?;
         let renewed = Arc::clone(&meter);
+        let charged = Arc::clone(&meter);
         let ticks = limits.ticks;
         main.with(|ctx| -> rquickjs::Result<()> {
             let mut options = EvalOptions::default();
@@ -122,7 +140,8 @@ impl Engine {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object = start.call((renew,))?;
+            let entry_points: Object =
+                start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
             let define: Function =
                 ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
             define.call((entry_points,))
@@ -283,6 +302,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Runs `work`, which calls function `index`, with all ticks. If they do not suffice it runs again with
+    /// aligned counters, so that its end does not depend on what ran before.
+    pub(crate) fn call_counted<R>(
+        &self,
+        index: usize,
+        work: impl for<'js> Fn(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
+    ) -> Result<R, Failure> {
+        match self.with_ticks(self.limits.ticks, &work) {
+            Err(Failure::Ticks) => {
+                self.align(index)?;
+                self.with_ticks(self.limits.ticks, &work)
+            }
+            other => other,
+        }
+    }
+
     /// Collects cycles only after much garbage. The engine lowers its threshold at each collection.
     pub(crate) fn delay_collection(&self) {
         self.runtime.set_gc_threshold(GARBAGE_BYTES_MAX);
@@ -338,8 +373,8 @@ fn skip_trivia(source: &str) -> &str {
     loop {
         let end = if rest.starts_with("//") {
             rest.find(['\n', '\r', '\u{2028}', '\u{2029}'])
-        } else if rest.starts_with("/*") {
-            rest[2..].find("*/").map(|at| at + 4)
+        } else if let Some(comment) = rest.strip_prefix("/*") {
+            comment.find("*/").map(|at| at + 4)
         } else {
             return rest;
         };

@@ -17,15 +17,15 @@ pub struct Limits {
     pub ticks: u64,
 }
 
-/// Smallest memory limit: the engine's built-ins with room to compile a few functions.
+/// Smallest memory limit: enough for the engine's built-ins and a few functions.
 pub const MEMORY_BYTES_MIN: usize = 4 << 20;
 
 /// Largest number of functions in one context. Each has a realm with its own built-ins.
 pub const FUNCTION_COUNT_MAX: usize = 200;
 
 impl Default for Limits {
-    /// 64 MiB, 512 KiB of stack, and ticks for about two seconds of an empty loop.
+    /// 64 MiB, 512 KiB of stack, and ticks for one to three seconds of an empty loop.
     fn default() -> Self {
-        Limits { memory_bytes: 64 << 20, stack_bytes: 512 << 10, ticks: 10_000 }
+        Limits { memory_bytes: 64 << 20, stack_bytes: 512 << 10, ticks: 50_000 }
     }
 }

@@ -10,7 +10,7 @@
 // again.
 //
 // The value of this file is the object of entry points that Rust calls.
-(function (renewTicks) {
+(function (renewTicks, useTicks) {
   'use strict';
 
   const { stringify, parse } = JSON;
@@ -19,10 +19,93 @@
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
+  const { defineProperty: define, getPrototypeOf: prototypeOf, getOwnPropertyDescriptor: descriptorOf } = Object;
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
   const split = uncurry(String.prototype.split);
+
+  // ---- Built-ins that loop without interruption ----
+
+  // The engine never interrupts these methods, whose time grows with `length`: it may be 2^53 without any
+  // element. Their callers pay ticks for it first.
+  const LOOPING_METHODS = [
+    'concat', 'copyWithin', 'fill', 'join', 'pop', 'push', 'reverse', 'shift', 'slice', 'sort', 'splice',
+    'toLocaleString', 'toReversed', 'toSorted', 'toSpliced', 'unshift', 'with', 'indexOf', 'lastIndexOf',
+    'includes', 'every', 'some', 'forEach', 'map', 'filter', 'reduce', 'reduceRight', 'find', 'findIndex',
+    'findLast', 'findLastIndex',
+  ];
+  const LENGTH_FREE = 1000;
+  const ELEMENTS_PER_TICK = 5000;
+
+  function pay(target) {
+    if (target === null || (typeof target !== 'object' && typeof target !== 'function')) return;
+    if (!arrayTest(target)) requirePlainLength(target);
+    const length = +target.length;
+    if (length > LENGTH_FREE && useTicks(length / ELEMENTS_PER_TICK)) for (;;);
+  }
+
+  // A length that is computed could be another one when the built-in reads it.
+  function requirePlainLength(target) {
+    for (let holder = target; holder !== null; holder = prototypeOf(holder)) {
+      const descriptor = descriptorOf(holder, 'length');
+      if (descriptor === undefined) continue;
+      if (hasOwn(descriptor, 'value') && typeof descriptor.value !== 'object') return;
+      throw new TypeError('the length of an array-like object must be a plain property');
+    }
+  }
+
+  function replaceMethod(holder, name, method) {
+    define(holder, name, { value: method, writable: true, enumerable: false, configurable: true });
+  }
+
+  function payFor(holder, name) {
+    const method = holder[name];
+    if (typeof method !== 'function') return;
+    const paid = {
+      [name](...rest) {
+        pay(this);
+        if (name === 'concat') for (let i = 0; i < rest.length; i++) pay(rest[i]);
+        return apply(method, this, rest);
+      },
+    };
+    replaceMethod(holder, name, paid[name]);
+  }
+
+  function flatten(target, source, depth) {
+    pay(source);
+    for (let i = 0; i < source.length; i++) {
+      if (!(i in source)) continue;
+      if (depth > 0 && arrayTest(source[i])) flatten(target, source[i], depth - 1);
+      else target[target.length] = source[i];
+    }
+    return target;
+  }
+
+  function limitBuiltins(global) {
+    const methods = global.Array.prototype;
+    for (let i = 0; i < LOOPING_METHODS.length; i++) payFor(methods, LOOPING_METHODS[i]);
+    const map = methods.map;
+    const { Array: MakeArray, JSON: { stringify: write }, String: { raw } } = global;
+    replaceMethod(methods, 'flat', { flat(depth = 1) { return flatten(new MakeArray(), this, depth); } }.flat);
+    replaceMethod(methods, 'flatMap', {
+      flatMap(...rest) { return flatten(new MakeArray(), apply(map, this, rest), 1); },
+    }.flatMap);
+    replaceMethod(global.JSON, 'stringify', {
+      stringify(value, replacer, space) {
+        pay(arrayTest(replacer) ? replacer : null);
+        return write(value, replacer, space);
+      },
+    }.stringify);
+    replaceMethod(global.String, 'raw', {
+      raw(strings, ...rest) {
+        pay(strings && strings.raw);
+        return apply(raw, global.String, [strings, ...rest]);
+      },
+    }.raw);
+    // Asynchronous functions need promises inside the engine; nothing ever settles them.
+    delete global.Promise;
+  }
 
   // ---- Errors ----
 
@@ -194,10 +277,11 @@
   function addRealm(global, role, library) {
     const realm = { global, evaluate: global.eval, fun: null, spin: null };
     realm.spin = realm.evaluate('0,function () { for (;;); }');
+    limitBuiltins(global);
     global.log = log;
     global.sum = sum;
     global.isArray = isArray;
-    global.toJSON = stringify;
+    global.toJSON = global.JSON.stringify;
     if (role === 'map') {
       global.emit = emit;
       global.require = requirer(realm, { views: { lib: library } }, {});
@@ -272,21 +356,31 @@
   function isPrimitive(value) {
     if (value === null || value === undefined) return true;
     const type = typeof value;
-    return type === 'string' || type === 'number' || type === 'boolean';
+    if (type === 'string') {
+      textsLength += value.length;
+      return true;
+    }
+    return type === 'number' || type === 'boolean';
   }
 
-  function freeze(value) {
-    freezeOne(value);
-    if (arrayTest(value)) {
-      const length = value.length;
-      for (let i = 0; i < length; i++) {
-        const element = value[i];
-        if (typeof element === 'object' && element !== null) freeze(element);
-      }
-    } else {
-      for (const name in value) {
-        const member = value[name];
-        if (typeof member === 'object' && member !== null) freeze(member);
+  // Without recursion: a document that can be parsed can be frozen, however deep it is.
+  function freeze(document) {
+    const found = [document];
+    let count = 1;
+    while (count > 0) {
+      const value = found[--count];
+      freezeOne(value);
+      if (arrayTest(value)) {
+        const length = value.length;
+        for (let i = 0; i < length; i++) {
+          const element = value[i];
+          if (typeof element === 'object' && element !== null) found[count++] = element;
+        }
+      } else {
+        for (const name in value) {
+          const member = value[name];
+          if (typeof member === 'object' && member !== null) found[count++] = member;
+        }
       }
     }
   }
@@ -733,6 +827,9 @@
     }
     return { type, subtype, quality, parameters };
   }
+
+  // Documents belong to this realm.
+  limitBuiltins(globalThis);
 
   return freezeOne({
     addRealm, addFunction, spin, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,

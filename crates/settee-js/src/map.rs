@@ -173,19 +173,19 @@ impl MapContext {
             }
             parsed = true;
             let ticks = self.limits.ticks;
-            match self.engine()?.call::<_, u32>(ticks, "run", (SEGMENTS_MAX,)) {
-                Ok(0) => self.take(batch)?,
-                Err(Failure::Ticks) => {
-                    self.take(batch)?;
-                    self.run_again(batch)?;
-                }
+            let ran = self.engine()?.call::<_, u32>(ticks, "run", (SEGMENTS_MAX,));
+            let taken = self.try_take(batch).is_ok();
+            match ran {
+                Ok(0) if taken => (),
+                Err(Failure::Ticks) if taken => self.run_again(batch)?,
+                // If what was committed is lost, it runs again too.
                 Ok(_) | Err(_) => {
-                    // What was committed may be lost too: then it runs again, alone.
-                    let _ = self.try_take(batch);
                     self.engine = None;
                     parsed = false;
                     let done = batch.segments.len() - first;
-                    self.map_alone(documents[done / functions], done % functions, batch)?;
+                    if batch.segments.len() < end {
+                        self.map_alone(documents[done / functions], done % functions, batch)?;
+                    }
                 }
             }
         }
@@ -255,22 +255,24 @@ impl MapContext {
         let limits = self.limits;
         let engine = self.engine()?;
         internal(engine, engine.align(function))?;
-        match engine.call::<_, u32>(limits.ticks, "run", (1u32,)) {
-            Ok(0) => self.take(batch),
-            Err(Failure::Ticks) => {
-                internal(engine, engine.call_internal::<_, Value0>("skip", ()))?;
-                self.take(batch)?;
+        let ran = engine.call::<_, u32>(limits.ticks, "run", (1u32,));
+        if matches!(ran, Err(Failure::Ticks)) {
+            internal(engine, engine.call_internal::<_, Value0>("skip", ()))?;
+        }
+        let taken = self.try_take(batch).is_ok();
+        match ran {
+            Ok(0) if taken => (),
+            Err(Failure::Ticks) if taken => {
                 let stop = Stop::Ticks { limit: limits.ticks };
                 self.stopped[function] = true;
                 *batch.segments.last_mut().expect("skip commits a segment") = Segment::Stopped(stop);
-                Ok(())
             }
             Ok(_) | Err(_) => {
                 self.engine = None;
                 self.stop(function, Stop::Memory { limit: limits.memory_bytes }, batch);
-                Ok(())
             }
         }
+        Ok(())
     }
 
     fn stop(&mut self, function: usize, stop: Stop, batch: &mut MapBatch) {
@@ -279,11 +281,6 @@ impl MapContext {
     }
 
     /// Moves the committed segments to `batch`.
-    fn take(&mut self, batch: &mut MapBatch) -> Result<(), Error> {
-        let limits = self.limits;
-        self.try_take(batch).map_err(|failure| failure.into_error(&limits))
-    }
-
     fn try_take(&mut self, batch: &mut MapBatch) -> Result<(), Failure> {
         let Some(engine) = self.engine.as_ref() else { return Ok(()) };
         let report: Vec<String> = engine.call_internal("report", ())?;

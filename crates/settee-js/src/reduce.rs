@@ -95,8 +95,7 @@ impl ReduceContext {
     fn run_once(&self, function: usize, keys: Option<&str>, values: &str) -> Result<String, Error> {
         let engine = self.engine.as_ref().expect("the caller built it");
         let limits = &self.limits;
-        engine.align(function).map_err(|f| f.into_error(limits))?;
-        let answer = engine.with_ticks(limits.ticks, |ctx, entry_points| {
+        let answer = engine.call_counted(function, |ctx, entry_points| {
             let keys = ctx.json_parse(keys.unwrap_or("null"))?;
             let values = ctx.json_parse(values)?;
             let rereduce = keys.is_null();

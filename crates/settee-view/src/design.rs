@@ -47,7 +47,7 @@ pub enum Language {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MapDefinition {
     pub(crate) signature: Signature,
-    /// A JavaScript function's source, or a Mango index's definition as JSON.
+    /// A JavaScript function's source, or the view of a Mango index as JSON.
     pub(crate) source: String,
     pub(crate) collation: Collation,
 }
@@ -131,16 +131,13 @@ impl Design {
         let option = view.get("options").and_then(|options| options.get("collation"));
         let is_raw = option.and_then(Value::as_str) == Some("raw");
         let collation = if is_raw { Collation::Raw } else { Collation::Unicode };
-        let source = match (&self.language, view.get("map")) {
-            (Language::Query, Some(map)) => {
-                // The directions and the order of the fields are in `def`.
-                let definition = view.get("options").and_then(|options| options.get("def"));
-                serde_json::json!({ "map": map, "def": definition }).to_string()
-            }
-            (_, Some(Value::String(source))) => source.clone(),
+        let (source, hashed) = match (&self.language, view.get("map")) {
+            // Its index is made from the whole view, and determined by the map.
+            (Language::Query, Some(map)) => (view.to_string(), map.to_string()),
+            (_, Some(Value::String(source))) => (source.clone(), source.clone()),
             _ => return,
         };
-        let signature = self.signature_of(&source, collation);
+        let signature = self.signature_of(&hashed, collation);
         let map = self.maps.iter().position(|map| map.signature == signature).unwrap_or_else(|| {
             self.maps.push(MapDefinition { signature, source, collation });
             self.maps.len() - 1

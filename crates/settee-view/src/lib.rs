@@ -15,6 +15,8 @@ mod error;
 mod index;
 mod index_file;
 mod javascript;
+mod keeper;
+pub mod mango;
 mod mapper;
 mod mappers;
 mod merge;

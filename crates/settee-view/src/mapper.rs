@@ -3,6 +3,7 @@
 use settee_collate::{Collation, write_sort_key};
 
 use crate::error::ViewError;
+use crate::mango::IndexDefinition;
 use crate::row::EmittedRow;
 
 /// What a map function did with a document.
@@ -20,6 +21,22 @@ pub(crate) enum Mapped {
 pub(crate) trait Mapper: Send {
     /// Calls each function with each document, given as JSON. Returns for each document what each function did.
     fn map(&mut self, documents: &[&[u8]]) -> Vec<Vec<Mapped>>;
+}
+
+/// Mango indexes of a design document; `None` for a view that defines none.
+pub(crate) struct MangoMapper(pub(crate) Vec<Option<IndexDefinition>>);
+
+impl Mapper for MangoMapper {
+    fn map(&mut self, documents: &[&[u8]]) -> Vec<Vec<Mapped>> {
+        let row = |document: &[u8], definition: &Option<IndexDefinition>| {
+            let document = std::str::from_utf8(document).unwrap_or_default();
+            let key = definition.as_ref().and_then(|definition| definition.row(document));
+            Mapped::Rows(key.into_iter().map(|key| (key, "null".to_owned())).collect())
+        };
+        let of_document =
+            |document: &&[u8]| self.0.iter().map(|definition| row(document, definition)).collect();
+        documents.iter().map(of_document).collect()
+    }
 }
 
 /// Makes the sort keys of rows. A row whose key can't be ordered, since it nests too deep, is left out.

@@ -138,6 +138,26 @@ impl KeySpace {
         Ok(RowRange { start, end }.within(&all))
     }
 
+    /// The rows from one position of sort keys up to another, exclusive.
+    pub fn between(&self, low: &[u8], high: &[u8]) -> RowRange {
+        let bound = |position: &[u8]| [&[ROW], &*key_part(&[&self.prefix, position].concat())].concat();
+        RowRange { start: Bound::Included(bound(low)), end: Bound::Excluded(bound(high)) }.within(&self.all())
+    }
+
+    /// The part of a range that comes after a row, in the order of the keys or, with `descending`, in the reverse.
+    ///
+    /// # Errors
+    /// If the key isn't JSON.
+    pub fn after(&self, range: &RowRange, key: &str, id: &str, descending: bool) -> Result<RowRange> {
+        let row = Bound::Excluded(row_key(&self.sort_key(key)?, id));
+        let all = self.all();
+        let rest = match descending {
+            false => RowRange { start: row, end: all.end },
+            true => RowRange { start: all.start, end: row },
+        };
+        Ok(range.within(&rest))
+    }
+
     fn sort_key(&self, json: &str) -> Result<Vec<u8>> {
         let mut key = self.prefix.clone();
         write_sort_key(json, self.collation, &mut key)

@@ -7,7 +7,7 @@
 //! 1. A file is open once: views that share a map function share the [`Index`].
 //! 2. At most [`ViewsOptions::designs_max`] design documents' indexes are kept open beside those in use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,12 +19,13 @@ use settee_tree::NodeCache;
 use tokio::sync::oneshot;
 
 use crate::build::Build;
-use crate::design::{Design, Language, Signature, ViewDefinition};
+use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
 use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
 use crate::javascript::{JavascriptMapper, JavascriptReduces};
-use crate::mapper::Mapper;
+use crate::mango::IndexDefinition;
+use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
 use crate::progress::Progress;
 use crate::query::KeySpace;
@@ -249,11 +250,7 @@ impl Views {
             indexes.push(index);
         }
         let of_mapper = design.clone();
-        let make_mapper = Box::new(move || {
-            let sources: Vec<&str> = of_mapper.maps.iter().map(|map| map.source.as_str()).collect();
-            let mapper = JavascriptMapper::new(of_mapper.lib.as_deref(), &sources, limits)?;
-            Ok(Box::new(mapper) as Box<dyn Mapper>)
-        });
+        let make_mapper = Box::new(move || mapper_of(&of_mapper, limits));
         Ok(DesignViews {
             design,
             revision,
@@ -275,6 +272,17 @@ impl Views {
         self.directory.join(name)
     }
 
+    /// The ids of a database's design documents.
+    pub(crate) async fn design_ids(&self, database: &Database) -> Result<Vec<String>> {
+        let range = settee_doc::Range { prefix: "_design/".to_owned(), ..settee_doc::Range::default() };
+        let mut rows = database.snapshot().all_docs(&range).await?;
+        let mut ids = Vec::new();
+        while let Some(row) = rows.next().await? {
+            ids.push(row.id.to_owned());
+        }
+        Ok(ids)
+    }
+
     /// Removes the indexes that no design document of the database has. Returns the number of files.
     ///
     /// # Errors
@@ -283,11 +291,9 @@ impl Views {
         // No index is opened meanwhile.
         let _opening = self.opening.lock().await;
         let snapshot = database.snapshot();
-        let range = settee_doc::Range { prefix: "_design/".to_owned(), ..settee_doc::Range::default() };
-        let mut rows = snapshot.all_docs(&range).await?;
-        let mut needed = std::collections::HashSet::new();
-        while let Some(row) = rows.next().await? {
-            let document = snapshot.read(row.id, row.summary, row.body).await?;
+        let mut needed = HashSet::new();
+        for id in self.design_ids(database).await? {
+            let document = snapshot.document(&id).await?;
             let document = snapshot.read_whole(document).await?;
             let mut json = Vec::new();
             document.write_json(&settee_doc::Extras::default(), &mut json);
@@ -324,7 +330,7 @@ impl Views {
             entries => entries?,
         };
         let incarnations = databases.incarnations().await?;
-        let names: std::collections::HashSet<PathBuf> =
+        let names: HashSet<PathBuf> =
             incarnations.into_iter().map(|incarnation| self.directory_of(incarnation)).collect();
         for entry in entries.iter().filter(|entry| entry.is_directory) {
             let path = self.directory.join(&entry.name);
@@ -470,6 +476,17 @@ impl DesignViews {
         }
         info
     }
+}
+
+fn mapper_of(design: &Design, limits: Limits) -> Result<Box<dyn Mapper>> {
+    if design.language == Language::Query {
+        let definition = |map: &MapDefinition| {
+            IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
+        };
+        return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
+    }
+    let sources: Vec<&str> = design.maps.iter().map(|map| map.source.as_str()).collect();
+    Ok(Box::new(JavascriptMapper::new(design.lib.as_deref(), &sources, limits)?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

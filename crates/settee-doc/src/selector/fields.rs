@@ -19,6 +19,48 @@ pub struct Fields {
     places: Vec<usize>,
 }
 
+/// Fields whose values are looked up together: the columns of an index.
+#[derive(Debug, Clone)]
+pub struct FieldPaths {
+    paths: Paths,
+    /// Their indexes in `paths`, in the order of the list.
+    places: Vec<usize>,
+}
+
+impl FieldPaths {
+    /// Parses names of fields, in the syntax of selectors.
+    ///
+    /// # Errors
+    /// `invalid_field_name` for a name with an empty part.
+    pub fn parse<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<FieldPaths, SelectorError> {
+        let list = names.into_iter().map(parse_path).collect::<Result<Vec<_>, _>>()?;
+        let paths = Paths::new(list.clone());
+        let places = list.iter().filter_map(|path| paths.place(path)).collect();
+        Ok(FieldPaths { paths, places })
+    }
+
+    /// The texts of the fields' values in an object, given as JSON text, in the order of the names; `None` if one
+    /// of the fields is absent.
+    pub fn values<'a>(&self, object: &'a str) -> Option<Vec<&'a str>> {
+        let found = self.paths.find(Raw::new(object));
+        let value = |place: &usize| match found[*place] {
+            Found::Value(Raw(text)) => Some(text),
+            Found::Missing | Found::NoPath => None,
+        };
+        self.places.iter().map(value).collect()
+    }
+
+    /// Appends an object that has these values, JSON texts, in the fields, in the order of the names: an object
+    /// for which [`FieldPaths::values`] returns them again. A field within another one gets no value of its own.
+    pub fn write_object<'a>(&'a self, values: impl IntoIterator<Item = &'a str>, out: &mut Vec<u8>) {
+        let mut shown = Vec::new();
+        for (place, value) in self.places.iter().zip(values) {
+            show(&mut shown, self.paths.path(*place), Raw(value));
+        }
+        write_object(&shown, out);
+    }
+}
+
 /// A shown value's text, or an object with shown members.
 enum Shown<'a> {
     Value(Raw<'a>),
@@ -137,6 +179,22 @@ mod tests {
         let whole = r#"{"a":{"b":1,"c":[5,{"d":2}]}}"#;
         assert_eq!(shown(r#"["a","a.b"]"#, object), whole);
         assert_eq!(shown(r#"["a.b","a"]"#, object), whole);
+    }
+
+    #[test]
+    fn values_are_looked_up_together_or_not_at_all() {
+        let paths = FieldPaths::parse(["b", "a.c.1", "b", "a\\.d"]).unwrap();
+        let object = r#"{"a":{"c":[5,{"d":2}]},"b":null,"a.d":"x"}"#;
+        assert_eq!(paths.values(object).unwrap(), ["null", r#"{"d":2}"#, "null", "\"x\""]);
+        assert_eq!(paths.values(r#"{"a":{"c":[5]},"b":1,"a.d":"x"}"#), None);
+        assert_eq!(FieldPaths::parse([]).unwrap().values("{}").unwrap(), Vec::<&str>::new());
+        let nested = FieldPaths::parse(["a.b", "c", "a.0", "c.d"]).unwrap();
+        let mut out = Vec::new();
+        nested.write_object(["1", r#"{"d":2}"#, "[3]", "2"], &mut out);
+        let object = std::str::from_utf8(&out).unwrap();
+        assert_eq!(object, r#"{"a":{"b":1,"0":[3]},"c":{"d":2}}"#);
+        assert_eq!(nested.values(object).unwrap(), ["1", r#"{"d":2}"#, "[3]", "2"]);
+        assert_eq!(FieldPaths::parse(["a..b"]).unwrap_err().error, "invalid_field_name");
     }
 
     #[test]

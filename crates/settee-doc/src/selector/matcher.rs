@@ -27,7 +27,20 @@ impl Selector {
     /// # Errors
     /// CouchDB's error for an invalid selector: see [`SelectorError`]. Beyond a limit, `invalid_selector`.
     pub fn parse(text: &str) -> Result<Selector, SelectorError> {
-        let Some(mut root) = parse::condition(text)? else {
+        Selector::parse_with(text, false)
+    }
+
+    /// As [`Selector::parse`], for a search: `$text` outside of fields is accepted, and matches every document,
+    /// as in CouchDB without a text index.
+    ///
+    /// # Errors
+    /// As for [`Selector::parse`]; `bad_field` for `$text` on a field.
+    pub fn parse_for_find(text: &str) -> Result<Selector, SelectorError> {
+        Selector::parse_with(text, true)
+    }
+
+    fn parse_with(text: &str, allows_text: bool) -> Result<Selector, SelectorError> {
+        let Some(mut root) = parse::condition(text, allows_text)? else {
             let no_paths = Paths::new(Vec::new());
             return Ok(Selector { root: None, paths: no_paths, names: Vec::new(), needs_whole: false });
         };

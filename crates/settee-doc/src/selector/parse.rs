@@ -28,8 +28,9 @@ enum Mode {
     Inside,
 }
 
-/// Parses a selector into its condition; `None`: every document matches.
-pub(super) fn condition(text: &str) -> Result<Option<Node>, SelectorError> {
+/// Parses a selector into its condition; `None`: every document matches. With `allows_text`, `$text` matches
+/// every document instead of being refused.
+pub(super) fn condition(text: &str, allows_text: bool) -> Result<Option<Node>, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX {
         let reason = format!("A selector has at most {SELECTOR_BYTES_MAX} bytes.");
         return Err(SelectorError::new("invalid_selector", reason));
@@ -43,7 +44,7 @@ pub(super) fn condition(text: &str) -> Result<Option<Node>, SelectorError> {
     if raw.members().next().is_none() {
         return Ok(None);
     }
-    let root = Parser::default().node(raw, "", Mode::Plain, 0)?;
+    let root = Parser { allows_text, ..Parser::default() }.node(raw, "", Mode::Plain, 0)?;
     if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
         let reason = "One or more conditions is missing a field name.";
         return Err(SelectorError::new("invalid_selector", reason));
@@ -53,6 +54,7 @@ pub(super) fn condition(text: &str) -> Result<Option<Node>, SelectorError> {
 
 #[derive(Default)]
 struct Parser {
+    allows_text: bool,
     condition_count: usize,
     path_bytes: usize,
     regex_count: usize,
@@ -112,6 +114,7 @@ impl Parser {
                 Mode::Negated => self.node(value, path, Mode::Plain, depth + 1),
                 Mode::Inside => Ok(Node::Not(Box::new(self.node(value, path, mode, depth + 1)?))),
             },
+            "$text" if self.allows_text => text_search(value, path, mode),
             name if name.starts_with('$') => {
                 let test = self.test(name, value, depth)?;
                 self.leaf(test, path, mode)
@@ -245,6 +248,22 @@ impl Parser {
         };
         let regex = build(false).or_else(|_| build(true));
         regex.map_err(|_| SelectorError::bad_argument("$regex", value))
+    }
+}
+
+/// The condition `$text` without a text index, which every document meets. It can't be on a field, or negated.
+fn text_search(argument: Raw<'_>, path: &str, mode: Mode) -> Result<Node, SelectorError> {
+    let is_scalar = !matches!(argument.kind(), ValueKind::Null | ValueKind::Array | ValueKind::Object);
+    if !is_scalar {
+        return Err(SelectorError::bad_argument("$text", argument));
+    }
+    if !path.is_empty() {
+        let reason = format!("Invalid field normalization on selector: {{\"$text\":{}}}", argument.0);
+        return Err(SelectorError::new("bad_field", reason));
+    }
+    match mode {
+        Mode::Negated => Err(SelectorError::bad_argument("$not", argument)),
+        Mode::Plain | Mode::Inside => Ok(Node::And(Vec::new())),
     }
 }
 

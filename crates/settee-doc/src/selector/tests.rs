@@ -555,3 +555,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn text_searches_match_all_in_a_search_and_are_refused_elsewhere() {
+    let accepts = |text: &str| Selector::parse_for_find(text).map(|found| found.matches_json(r#"{"a":1}"#));
+    assert!(accepts(r#"{"$text":"x"}"#).unwrap());
+    assert!(accepts(r#"{"$text":"x","a":1}"#).unwrap());
+    assert!(!accepts(r#"{"$and":[{"$text":true},{"a":2}]}"#).unwrap());
+    let error = |text: &str| accepts(text).unwrap_err().error;
+    assert_eq!(error(r#"{"a":{"$text":"x"}}"#), "bad_field");
+    assert_eq!(error(r#"{"$text":["x"]}"#), "bad_arg");
+    assert_eq!(error(r#"{"$not":{"$text":"x"}}"#), "bad_arg");
+    assert_eq!(Selector::parse(r#"{"$text":"x"}"#).unwrap_err().error, "not_supported");
+}

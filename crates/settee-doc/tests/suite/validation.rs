@@ -99,6 +99,7 @@ fn writes_are_validated_against_what_they_replace() {
         assert_eq!(writes[0].previous.as_deref(), Some(&*previous));
         assert!(writes[1].document.contains(&second.to_string()));
         // What was refused isn't stored.
+        db.barrier().await.unwrap();
         assert_eq!(db.snapshot().find("a").await.unwrap().map(|found| found.revision.generation), Some(2));
     });
 }
@@ -150,6 +151,6 @@ fn only_the_javascript_functions_of_views_are_compiled() {
         let error = put(&db, "_design/x", None, bad).await.unwrap_err();
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Uncompilable, "bad"));
         let deletion = r#"{"_deleted":true,"views":{"a":{"map":"bad"}}}"#;
-        assert_eq!(put(&db, "_design/x", None, deletion).await.unwrap_err().kind(), ErrorKind::Conflict);
+        put(&db, "_design/x", None, deletion).await.unwrap();
     });
 }

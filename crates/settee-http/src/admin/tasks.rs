@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hyper::StatusCode;
+use settee_view::BuildTask;
 
 use crate::context::RequestContext;
 use crate::error::ApiError;
@@ -10,7 +11,8 @@ use crate::identity::NODE;
 use crate::json;
 use crate::response::{self, HandlerResult};
 
-/// Handles `_active_tasks`: the running compactions. Their progress isn't known and not reported.
+/// Handles `_active_tasks`: the running compactions, whose progress isn't known and not reported, and the builds of
+/// indexes.
 pub(crate) fn active(context: &RequestContext<'_>) -> HandlerResult {
     if !context.is_get() {
         return Err(ApiError::method_not_allowed("GET,HEAD"));
@@ -32,6 +34,27 @@ pub(crate) fn active(context: &RequestContext<'_>) -> HandlerResult {
             text.extend_from_slice(times.as_bytes());
             text.extend_from_slice(b",\"type\":\"database_compaction\"");
         });
+    }
+    for (number, task) in context.server.views.tasks().into_iter().enumerate() {
+        let BuildTask { database, design, changes_done, total_changes, started_us } = task;
+        let progress = (changes_done * 100).checked_div(total_changes).unwrap_or(100).min(100);
+        let started_s = started_us / 1_000_000;
+        let members = serde_json::json!({
+            "node": NODE,
+            "pid": format!("<0.{number}.1>"),
+            "type": "indexer",
+            "database": database,
+            "design_document": design,
+            "changes_done": changes_done,
+            "total_changes": total_changes,
+            "progress": progress,
+            "started_on": started_s,
+            "updated_on": now_s.max(started_s),
+        });
+        if text.len() > 1 {
+            text.push(b',');
+        }
+        text.extend_from_slice(members.to_string().as_bytes());
     }
     text.extend_from_slice(b"]\n");
     Ok(response::json(StatusCode::OK, text))

@@ -68,7 +68,17 @@ pub(crate) async fn delete(context: &RequestContext<'_>, name: &str) -> HandlerR
              Did you mean to DELETE a document instead?",
         ));
     }
+    let incarnation = match context.server.databases.get(name).await {
+        Ok(database) => Some(database.incarnation()),
+        // It can't be opened; its indexes are removed when the server starts.
+        Err(_) => None,
+    };
     context.server.databases.delete(name).await?;
+    if let Some(incarnation) = incarnation
+        && let Err(error) = context.server.views.remove(incarnation).await
+    {
+        tracing::warn!(database = name, %error, "the indexes of a deleted database remain until the next start");
+    }
     Ok(response::ok(StatusCode::OK))
 }
 

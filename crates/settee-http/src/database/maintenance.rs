@@ -21,7 +21,7 @@ pub(crate) async fn compact(context: &mut RequestContext<'_>, database: Arc<Data
     Ok(response::ok(StatusCode::ACCEPTED))
 }
 
-/// Handles the compaction of a design document's views. There are no view indexes yet.
+/// Starts the compaction of a design document's indexes, without waiting for its end.
 pub(crate) async fn compact_views(
     context: &mut RequestContext<'_>,
     database: Arc<Database>,
@@ -31,16 +31,24 @@ pub(crate) async fn compact_views(
         return Err(ApiError::method_not_allowed("POST"));
     }
     body::check_json_type(&context.head.headers)?;
-    database.snapshot().document(&format!("_design/{name}")).await?;
+    let id = format!("_design/{name}");
+    let views = context.server.views.design(&database, &id).await?;
+    tokio::spawn(async move {
+        if let Err(error) = views.compact().await {
+            tracing::warn!(database = database.name(), design = id, %error, "indexes aren't compacted");
+        }
+    });
     Ok(response::ok(StatusCode::ACCEPTED))
 }
 
-/// Handles the removal of unused view indexes. There are none yet.
-pub(crate) fn clean_up_views(context: &RequestContext<'_>) -> HandlerResult {
-    match *context.method() {
-        Method::POST => Ok(response::ok(StatusCode::ACCEPTED)),
-        _ => Err(ApiError::method_not_allowed("POST")),
+/// Removes the indexes that no design document has.
+pub(crate) async fn clean_up_views(context: &RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
+    body::check_json_type(&context.head.headers)?;
+    context.server.views.clean_up(&database).await?;
+    Ok(response::ok(StatusCode::ACCEPTED))
 }
 
 /// Waits until all writes accepted before are persisted.

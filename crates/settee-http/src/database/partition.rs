@@ -8,6 +8,7 @@ use settee_doc::Database;
 use super::all_docs::{self, Scope};
 use crate::context::RequestContext;
 use crate::error::ApiError;
+use crate::mango;
 use crate::query::Segments;
 use crate::response::{self, HandlerResult};
 use crate::view;
@@ -34,17 +35,24 @@ pub(crate) async fn handle(
         let id = format!("_design/{name}");
         return match below.as_ref() {
             "_view" => view::route(context, database, &id, path, Some(&partition)).await,
+            "_search" | "_nouveau" => {
+                Err(ApiError::not_implemented(format!("{below} of a partition is not implemented yet.")))
+            }
             _ => Err(ApiError::missing()),
         };
     }
-    let scope = Scope::Partition(partition.into_owned());
+    let partition = partition.into_owned();
+    match what.as_ref() {
+        "_find" if path.at_end() => return mango::find(context, database, Some(partition)).await,
+        "_explain" if path.at_end() => return mango::explain(context, database, Some(partition)).await,
+        "_index" => return mango::indexes(context, database, path).await,
+        _ => {}
+    }
+    let scope = Scope::Partition(partition);
     match what.as_ref() {
         "_all_docs" if path.at_end() => all_docs::handle(context, database, scope).await,
         "_all_docs" if path.next()?.as_deref() == Some("queries") && path.at_end() => {
             all_docs::queries(context, database, scope).await
-        }
-        "_index" | "_find" | "_explain" => {
-            Err(ApiError::not_implemented(format!("{what} of a partition is not implemented yet.")))
         }
         _ => Err(ApiError::missing()),
     }

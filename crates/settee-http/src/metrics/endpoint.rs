@@ -17,7 +17,7 @@ pub(crate) enum EndpointClass {
     DocumentWrite,
     BulkRead,
     BulkWrite,
-    /// Sorted lists: `_all_docs` and similar ones, also of partitions.
+    /// Sorted lists: `_all_docs` and similar ones, also of partitions, and `_find`.
     Listing,
     /// Feeds, which may wait for changes.
     Changes,
@@ -74,7 +74,9 @@ impl EndpointClass {
             (_, Some((second, third, fourth))) => match second {
                 "_bulk_docs" => EndpointClass::BulkWrite,
                 "_bulk_get" => EndpointClass::BulkRead,
-                "_all_docs" | "_design_docs" | "_local_docs" | "_partition" => EndpointClass::Listing,
+                "_all_docs" | "_design_docs" | "_local_docs" | "_partition" | "_find" => {
+                    EndpointClass::Listing
+                }
                 "_changes" => EndpointClass::Changes,
                 "_revs_diff" | "_missing_revs" => EndpointClass::Replication,
                 "_local" => document,
@@ -116,6 +118,7 @@ mod tests {
             ("POST", "/db/_bulk_docs", "bulk_write"),
             ("POST", "/db/_bulk_get", "bulk_read"),
             ("GET", "/db/_partition/p/_all_docs", "listing"),
+            ("POST", "/db/_find", "listing"),
             ("GET", "/db/_changes", "changes"),
             ("POST", "/db/_revs_diff", "replication"),
         ] {

@@ -57,7 +57,14 @@ pub async fn serve(
     let shared = Arc::new(Shared::new(databases, options, address, stopping));
     let server = shared.current();
     let acceptor = Acceptor { listener, slots: Arc::new(slots), accepted: None };
-    let mut connections = accept_until(acceptor, &shared, shutdown).await;
+    if let Err(error) = server.views.sweep(&server.databases).await {
+        tracing::warn!(%error, "the indexes of databases that don't exist remain");
+    }
+    let keep_up = server.views.clone().keep_up(server.databases.clone());
+    let mut connections = tokio::select! {
+        connections = accept_until(acceptor, &shared, shutdown) => connections,
+        () = keep_up => unreachable!("it runs until it is dropped"),
+    };
 
     stop.send_replace(true);
     let stop_timeout = Duration::from_millis(server.limits.stop_timeout_ms);

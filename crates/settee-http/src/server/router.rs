@@ -21,6 +21,7 @@ use crate::document::{self, attachment, bulk, bulk_get, local, revisions};
 use crate::error::ApiError;
 use crate::functions;
 use crate::javascript::DesignSource;
+use crate::mango;
 use crate::query::Segments;
 use crate::response::HandlerResult;
 use crate::view;
@@ -30,8 +31,7 @@ const SERVER_UNIMPLEMENTED: &[&str] =
     &["_nouveau_analyze", "_replicate", "_reshard", "_scheduler", "_search_analyze"];
 
 /// Names in a database that CouchDB has and that aren't implemented yet.
-const DATABASE_UNIMPLEMENTED: &[&str] =
-    &["_auto_purge", "_explain", "_find", "_index", "_nouveau_cleanup", "_search_cleanup", "_security"];
+const DATABASE_UNIMPLEMENTED: &[&str] = &["_auto_purge", "_nouveau_cleanup", "_search_cleanup", "_security"];
 
 /// Names below a design document that CouchDB has and that aren't implemented yet. Any other name is an
 /// attachment's.
@@ -131,8 +131,10 @@ async fn route_database(
             "_revs_limit" => return purge::revs_limit(context, database).await,
             "_shards" => return shards::all(context, &database),
             "_sync_shards" => return shards::sync(context),
-            "_view_cleanup" => return maintenance::clean_up_views(context),
+            "_view_cleanup" => return maintenance::clean_up_views(context, database).await,
             "_changes" => return changes::handle(context, database).await,
+            "_explain" => return mango::explain(context, database, None).await,
+            "_find" => return mango::find(context, database, None).await,
             "_revs_diff" => return revisions::diff(context, database).await,
             "_missing_revs" => return revisions::missing(context, database).await,
             "_compact" => return maintenance::compact(context, database).await,
@@ -147,6 +149,7 @@ async fn route_database(
             let name = path.next()?.unwrap_or_default();
             maintenance::compact_views(context, database, &name).await
         }
+        "_index" => mango::indexes(context, database, path).await,
         "_partition" => partition::handle(context, database, path).await,
         "_shards" => {
             let id = path.next()?.unwrap_or_default();

@@ -91,6 +91,7 @@ async fn queries(
     defaults.take_query(context.query())?;
     defaults.partition = partition.map(str::to_owned).or(defaults.partition);
     let views = context.server.views.design(&database, design).await?;
+    views.view(view)?;
     let (of, of_views, view) = (database.clone(), views.clone(), view.to_owned());
     let parse = move |text: &[u8], budget: &mut BodyBudget| {
         let [list] = json::pick(text, ["queries"])?;

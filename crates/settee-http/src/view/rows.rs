@@ -36,7 +36,7 @@ pub(super) async fn write_result(
                 write_update_seq(database, &snapshot, &mut out.buffer);
                 out.buffer.push(b',');
             }
-            out.buffer.extend_from_slice(b"\"rows\":[");
+            out.buffer.extend_from_slice(b"\"rows\":[\r\n");
             let reduce = definition.reduce.as_deref().unwrap_or_default();
             let (descending, skip, limit) = (args.descending, args.skip, args.limit);
             let groups = Groups::new(snapshot, space, reduce, grouping, ranges, descending, skip, limit)?;
@@ -82,7 +82,7 @@ async fn write_head(
             out.push(b',');
         }
     }
-    out.extend_from_slice(b"\"rows\":[");
+    out.extend_from_slice(b"\"rows\":[\r\n");
     Ok(())
 }
 
@@ -107,7 +107,7 @@ async fn offset(snapshot: &IndexSnapshot, query: &ViewQuery, total: u64) -> Resu
 async fn write_rows(mut rows: MapRows, out: &mut ResponseWriter) -> Result<(), ApiError> {
     let mut count = 0_u64;
     while let Some(row) = rows.next().await? {
-        out.buffer.extend_from_slice(if count == 0 { b"\r\n" } else { b",\r\n" });
+        out.buffer.extend_from_slice(if count == 0 { b"" } else { b",\r\n" });
         write_row(&row, &mut out.buffer);
         out.buffer.push(b'}');
         out.flush_full().await?;
@@ -124,7 +124,7 @@ async fn write_groups(mut groups: Groups, out: &mut ResponseWriter) -> Result<()
     while let Some(group) = groups.next().await? {
         // Reads from memory never yield.
         tokio::task::consume_budget().await;
-        out.buffer.extend_from_slice(if std::mem::take(&mut is_first) { b"\r\n" } else { b",\r\n" });
+        out.buffer.extend_from_slice(if std::mem::take(&mut is_first) { b"" } else { b",\r\n" });
         out.buffer.extend_from_slice(b"{\"key\":");
         out.buffer.extend_from_slice(group.key.as_bytes());
         match group.value {
@@ -239,7 +239,7 @@ async fn write_rows_with_documents(
         let mut found = documents.documents(window, true);
         while let Some(DocumentRow { key, winner }) = found.next().await? {
             tokio::task::consume_budget().await;
-            out.buffer.extend_from_slice(if std::mem::take(&mut is_first) { b"\r\n" } else { b",\r\n" });
+            out.buffer.extend_from_slice(if std::mem::take(&mut is_first) { b"" } else { b",\r\n" });
             write_row(&key.row, &mut out.buffer);
             out.buffer.extend_from_slice(b",\"doc\":");
             let document = match (&key.link, winner) {

@@ -91,7 +91,12 @@ impl Probe {
         if row.path.starts_with("/{db}") && !makes_it {
             (rev, ddoc_rev) = self.fixture(&name, row.path.contains("_partition"));
         }
-        let path = path_of(row.path, &name);
+        if row.path.ends_with("/{type}/{name}") {
+            let index = json!({"ddoc": "indexes", "name": "name", "index": {"fields": ["n"]}}).to_string();
+            let (path, headers) = (format!("/{name}/_index"), [("Content-Type", "application/json")]);
+            self.send("POST", &path, &headers, index.as_bytes()).expect_status(200);
+        }
+        let path = path_of(row.path, &name).replace("/ddoc/type/", "/indexes/json/");
         if row.path.ends_with("{key}") {
             self.send("PUT", &path, &[], b"\"value\"").expect_status(200);
         }
@@ -146,6 +151,9 @@ fn body_of(method: &str, path: &str) -> &'static str {
         (_, "/_dbs_info") => "{\"keys\":[]}",
         (_, path) if path.ends_with("{key}") => "\"value\"",
         (_, path) if path.ends_with("_limit") => "7",
+        (_, path) if path.ends_with("/_find") || path.ends_with("/_explain") => "{\"selector\":{}}",
+        (_, path) if path.ends_with("/_index") => "{\"index\":{\"fields\":[\"n\"]}}",
+        (_, path) if path.ends_with("/_bulk_delete") => "{\"docids\":[]}",
         (_, path) if path.ends_with("/queries") => "{\"queries\":[]}",
         (_, path) if path.contains("_bulk") => "{\"docs\":[]}",
         _ => "{}",

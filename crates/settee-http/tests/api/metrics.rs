@@ -172,7 +172,7 @@ fn answers_are_counted_by_method_and_class_of_status() {
     client.send("GET", "/db/a", &[("If-None-Match", &tag)], b"").expect_status(304);
     client.head("/db/a").expect_status(200);
     client.send("PATCH", "/db", &[], b"").expect_status(405);
-    client.post("/db/_find", "{}").expect_status(501);
+    client.post("/db/_search_cleanup", "{}").expect_status(501);
     client.delete("/db/none").expect_status(404);
     let scrape = Scrape::of(&mut client);
     let count = |method: &str, code: &str| {

@@ -1,0 +1,43 @@
+//! The indexes that a database's design documents define.
+
+use settee_doc::{Database, Document, DocumentRow, Extras, Range, Snapshot};
+use settee_view::mango::{self, DESIGN, IndexDefinition};
+
+use crate::error::ApiError;
+
+/// Largest design document in bytes that defines indexes. Each search parses them.
+pub(super) const DESIGN_BYTES_MAX: u64 = 1 << 20;
+
+/// The `language` of design documents with indexes, as a part of their text.
+const LANGUAGE: &[u8] = b"\"query\"";
+
+/// All indexes of a database, by design document and name.
+///
+/// # Errors
+/// 500 if there are too many, or a design document can't be read.
+pub(super) async fn load(database: &Database, snapshot: &Snapshot) -> Result<Vec<IndexDefinition>, ApiError> {
+    let range = Range { prefix: DESIGN.to_owned(), ..Range::default() };
+    let rows = snapshot.all_docs(&range).await?;
+    let mut documents = snapshot.read_ahead(rows, u64::MAX, None);
+    let mut list = Vec::new();
+    while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
+        // Reads from memory never yield, so this task must.
+        tokio::task::consume_budget().await;
+        let winner = winner.expect("a row has a document");
+        let document = snapshot.read_winner(&id, winner).await?;
+        if document.body_size() > DESIGN_BYTES_MAX || memchr::memmem::find(&document.body, LANGUAGE).is_none()
+        {
+            continue;
+        }
+        mango::indexes_of(&id, &text_of(&document), database.is_partitioned(), &mut list)?;
+    }
+    list.sort_by(|one, other| (&one.ddoc, &one.name).cmp(&(&other.ddoc, &other.name)));
+    Ok(list)
+}
+
+/// A document's JSON text, its attachments as stubs.
+pub(super) fn text_of(document: &Document) -> String {
+    let mut text = Vec::new();
+    document.write_json(&Extras::default(), &mut text);
+    String::from_utf8(text).unwrap_or_default()
+}

@@ -1,0 +1,5 @@
+//! The crate's tests, in one program. Each module's header states its goal and its method.
+
+mod common;
+mod model;
+mod power_loss;
