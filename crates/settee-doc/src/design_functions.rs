@@ -1,4 +1,4 @@
-//! The functions of design documents that writes need, as whoever opens the databases implements them.
+//! The functions of design documents that writes need, as the server implements them.
 //!
 //! This crate runs no functions and knows no language: without an implementation, design documents are stored
 //! uncompiled and documents unvalidated.

@@ -54,11 +54,7 @@ impl Value {
     fn json(&self) -> String {
         match self {
             Value::Json(text) => text.clone(),
-            Value::Text(text) => {
-                let mut out = Vec::new();
-                settee_doc::write_json_string(text, &mut out);
-                String::from_utf8_lossy(&out).into_owned()
-            }
+            Value::Text(text) => json::quoted(text),
         }
     }
 }

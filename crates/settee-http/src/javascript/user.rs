@@ -1,5 +1,7 @@
 //! The user and the security object that design functions see.
 
+use crate::json;
+
 /// The security object of a database that has none.
 pub(crate) const DEFAULT_SECURITY: &str = "{}";
 
@@ -16,7 +18,7 @@ impl UserContext {
 
     /// The JSON text in a database.
     pub(crate) fn json(&self, database: &str) -> String {
-        let name = &self.name;
-        serde_json::json!({ "db": database, "name": name, "roles": ["_admin"] }).to_string()
+        let name = self.name.as_deref().map_or_else(|| "null".to_owned(), json::quoted);
+        format!("{{\"db\":{},\"name\":{name},\"roles\":[\"_admin\"]}}", json::quoted(database))
     }
 }

@@ -11,6 +11,7 @@ use settee_js::{CompileError, Kind, Refusal, check};
 use super::contexts::{Contexts, DesignSource};
 use super::user::{DEFAULT_SECURITY, UserContext};
 use crate::auth::Admin;
+use crate::json;
 
 /// Compiles and runs the functions that writes need.
 pub(crate) struct WriteFunctions {
@@ -111,8 +112,7 @@ fn refused(refusal: Refusal) -> Error {
                 "not_found" => ErrorKind::NotFound,
                 _ => ErrorKind::FunctionFailed,
             };
-            let reason = serde_json::Value::String(error.reason()).to_string();
-            Error::of_function(kind, name, &reason)
+            Error::of_function(kind, name, &json::quoted(&error.reason()))
         }
     }
 }
