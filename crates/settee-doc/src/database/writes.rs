@@ -112,7 +112,8 @@ impl Database {
             // A replica mostly sends complete paths.
             EditKind::Replicated => HashMap::new(),
         };
-        ReadBefore { lookup: Some(lookup), tails, uncompilable }
+        let validated = self.validate_ahead(edits, kind).await;
+        ReadBefore { lookup: Some(lookup), tails, uncompilable, validated }
     }
 
     /// Compiles the view functions of design documents. Returns the errors by the edits' indexes.

@@ -3,24 +3,118 @@
 //!
 //! Design documents are scanned at the first edit after one of them was written; the functions found are kept
 //! until the next write of a design document. An edit is validated after its conflict check, against the revision
-//! that it replaces, which is read only if there is a function. The functions run elsewhere, while the updater
-//! waits: an edit is decided before the next one.
+//! that it replaces, which is read only if there is a function.
+//!
+//! The functions run for all edits of a group together before the writer is waited for, against the persisted
+//! state. The outcome counts if the edit then replaces the same revision and the functions are the same ones;
+//! otherwise they run again while the updater waits, before the next edit is decided.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
+use super::edits::EditKind;
 use super::updater::Updater;
 use crate::attachments::Attachment;
 use crate::database::range::Range;
 use crate::database::snapshot::{LeafContent, Snapshot};
-use crate::database::state::Validation;
+use crate::database::state::{Database, Validation};
 use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign, Validator};
 use crate::documents::design::{self, DESIGN_PREFIX};
 use crate::documents::rev_tree::TreeLeaf;
 use crate::documents::{Document, Edit, Extras, Revision, RevisionId};
 use crate::{Error, Result};
 
+/// Bytes of documents that are validated together, from which on further ones are validated alone.
+const AHEAD_BYTES_MAX: usize = 4 << 20;
+
 /// What an edit has to pass, or why it is refused whatever it replaces.
-pub(super) type Checked = Result<Option<Arc<dyn Validator>>>;
+pub(super) type Checked = Result<Option<Check>>;
+
+/// The functions that an edit has to pass, and the outcome if they ran already.
+pub(super) struct Check {
+    validator: Arc<dyn Validator>,
+    ahead: Option<Validated>,
+}
+
+/// The outcome of a validation of an edit that was to replace a revision, or to create a document.
+pub(crate) struct Validated {
+    validator: Arc<dyn Validator>,
+    replaced: Option<Revision>,
+    outcome: Result<()>,
+}
+
+impl Check {
+    /// The outcome, if the functions ran for an edit that replaces `replaced`.
+    fn outcome(&self, replaced: Option<&Revision>) -> Option<Result<()>> {
+        let ahead = self.ahead.as_ref()?;
+        let is_same = Arc::ptr_eq(&ahead.validator, &self.validator) && ahead.replaced.as_ref() == replaced;
+        is_same.then(|| ahead.outcome.clone())
+    }
+
+    async fn run(&self, write: ProposedWrite) -> Result<()> {
+        let outcomes = self.validator.validate(vec![write]).await?;
+        outcomes.into_iter().next().unwrap_or_else(|| Err(Error::damaged("a validation has no outcome")))
+    }
+}
+
+impl Database {
+    /// Validates interactive edits as of the persisted state. Left out are those that can't be validated so: of
+    /// what is in conflict or has attachments, or could not be read, and everything while the functions aren't
+    /// known.
+    pub(crate) async fn validate_ahead(&self, edits: &[Edit], kind: EditKind) -> HashMap<usize, Validated> {
+        let cached = self.validation.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Validation::By(validator) = cached else { return HashMap::new() };
+        if kind == EditKind::Replicated {
+            return HashMap::new();
+        }
+        let snapshot = self.snapshot();
+        let (mut proposals, mut writes, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for (index, edit) in edits.iter().enumerate() {
+            if edit.id.starts_with(DESIGN_PREFIX) || !edit.attachments.is_empty() {
+                continue;
+            }
+            let Ok(Some((replaced, write))) = snapshot.propose(edit).await else { continue };
+            bytes += write.document.len() + write.previous.as_ref().map_or(0, String::len);
+            if bytes > AHEAD_BYTES_MAX && !writes.is_empty() {
+                break;
+            }
+            proposals.push((index, replaced));
+            writes.push(write);
+        }
+        if writes.is_empty() {
+            return HashMap::new();
+        }
+        let outcomes = validator.validate(writes).await.unwrap_or_default();
+        let validated = proposals.into_iter().zip(outcomes).map(|((index, replaced), outcome)| {
+            (index, Validated { validator: validator.clone(), replaced, outcome })
+        });
+        validated.collect()
+    }
+}
+
+impl Snapshot {
+    /// What an interactive edit without attachments would be validated with, and the revision that it replaces.
+    /// `None` if it is in conflict.
+    async fn propose(&self, edit: &Edit) -> Result<Option<(Option<Revision>, ProposedWrite)>> {
+        let Some(revision) = &edit.revision else {
+            let is_free = self.find(&edit.id).await?.is_none_or(|winner| winner.deleted);
+            let write = || Ok(ProposedWrite { document: proposed(edit, &[], None)?, previous: None });
+            return is_free.then(|| write().map(|write| (None, write))).transpose();
+        };
+        let leaves = self.leaves(&edit.id).await?;
+        if !leaves.iter().any(|leaf| leaf.revision == *revision) {
+            return Ok(None);
+        }
+        let found = self.revision(&edit.id, revision, false).await?.into_iter().next();
+        let Some(document) = found else { return Ok(None) };
+        let document = self.read_whole(document).await?;
+        let history = self.history(&edit.id, revision).await?;
+        let document_text = proposed(edit, &[], Some((revision.clone(), history.clone())))?;
+        let previous = text(&document, &Extras { revisions: Some(history), ..Extras::default() })?;
+        let write = ProposedWrite { document: document_text, previous: Some(previous) };
+        Ok(Some((Some(revision.clone()), write)))
+    }
+}
 
 impl Updater<'_> {
     /// Checks a design document, or finds the functions that an edit has to pass.
@@ -28,7 +122,11 @@ impl Updater<'_> {
     /// # Errors
     /// Inner: why the edit is refused, or why the design documents couldn't be scanned. Outer: the commit of
     /// earlier edits failed.
-    pub(super) async fn check_validation(&mut self, edit: &Edit) -> Result<Checked> {
+    pub(super) async fn check_validation(
+        &mut self,
+        edit: &Edit,
+        ahead: Option<Validated>,
+    ) -> Result<Checked> {
         if edit.id.starts_with(DESIGN_PREFIX) {
             return Ok(design::check(&edit.body()).map(|()| None));
         }
@@ -39,7 +137,7 @@ impl Updater<'_> {
         }
         Ok(match self.validation(&*functions).await {
             Err(error) => Err(error),
-            Ok(Validation::By(validator)) => Ok(Some(validator)),
+            Ok(Validation::By(validator)) => Ok(Some(Check { validator, ahead })),
             Ok(Validation::None | Validation::Unknown) => Ok(None),
         })
     }
@@ -50,13 +148,16 @@ impl Updater<'_> {
     /// Those of [`Validator::validate`], or of reading the parent.
     pub(super) async fn validate_update(
         &mut self,
-        validator: &dyn Validator,
+        check: Check,
         edit: &Edit,
         attachments: &[Attachment],
         parent: Option<&TreeLeaf>,
     ) -> Result<()> {
         // A document that is created again replaces nothing.
         let parent = parent.filter(|_| edit.revision.is_some());
+        if let Some(outcome) = check.outcome(parent.map(|parent| &parent.revision)) {
+            return outcome;
+        }
         let (mut previous, mut replaced) = (None, None);
         if let Some(parent) = parent {
             let stored = self.stored(&edit.id, parent).await?;
@@ -65,7 +166,7 @@ impl Updater<'_> {
         }
         let document = proposed(edit, attachments, replaced)?;
         let previous = previous.map(|(document, extras)| text(&document, &extras)).transpose()?;
-        validator.validate(ProposedWrite { document, previous }).await
+        check.run(ProposedWrite { document, previous }).await
     }
 
     /// Validates a replicated edit, whose path leads from `revision` back. Of its ancestors only leaves count as
@@ -75,7 +176,7 @@ impl Updater<'_> {
     /// As [`Updater::validate_update`].
     pub(super) async fn validate_replica(
         &mut self,
-        validator: &dyn Validator,
+        check: Check,
         edit: &Edit,
         attachments: &[Attachment],
         revision: &Revision,
@@ -95,7 +196,7 @@ impl Updater<'_> {
             }
             None => None,
         };
-        validator.validate(ProposedWrite { document, previous }).await
+        check.run(ProposedWrite { document, previous }).await
     }
 
     /// Reads a leaf with its history.
