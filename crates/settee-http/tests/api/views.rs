@@ -178,9 +178,7 @@ fn built_in_functions_reduce_ranges_and_groups() {
     ten(&mut client);
     let value = |client: &mut Client, view: &str, options: &str| -> Value {
         let reply = client.get(&path(view, options)).expect_status(200).json();
-        let rows =
-            reply["rows"].as_array().unwrap().iter().map(|row| json!([row["key"], row["value"]])).collect();
-        rows
+        reply["rows"].as_array().unwrap().iter().map(|row| json!([row["key"], row["value"]])).collect()
     };
     let stats = json!({"sum": 45, "count": 10, "min": 0, "max": 9, "sumsqr": 285});
     for (view, all) in [
@@ -342,7 +340,10 @@ fn a_view_of_a_partitioned_database_is_of_one_partition() {
     let server = Server::start();
     let mut client = server.connect();
     client.put("/db?partitioned=true", "").expect_status(201);
-    design(&mut client, json!({"a": {"map": BY_N}, "r": {"map": "function (doc) { emit(1, doc.n); }", "reduce": "_sum"}}));
+    design(
+        &mut client,
+        json!({"a": {"map": BY_N}, "r": {"map": "function (doc) { emit(1, doc.n); }", "reduce": "_sum"}}),
+    );
     let global = json!({"options": {"partitioned": false}, "views": {"a": {"map": BY_N}}});
     client.put("/db/_design/g", &global.to_string()).expect_status(201);
     for (id, n) in [("p:1", 1), ("p:2", 2), ("q:1", 3)] {
