@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. A file is open once: views that share a map function share the [`Index`].
-//! 2. At most [`ViewsOptions::designs_max`] design documents' indexes are kept open beside those in use.
+//! 2. At most [`ViewsOptions::open_designs_max`] design documents' indexes are kept open beside those in use.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -38,26 +38,29 @@ const DIRECTORY: &str = "views";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ViewsOptions {
     /// Bytes of index nodes that are cached; default 64 MiB.
-    pub cache_bytes: usize,
+    pub cache_bytes_max: usize,
     /// Bytes of mapped rows that are merged into the indexes at once; default 32 MiB.
     pub merge_bytes: usize,
     /// Number of design documents whose indexes stay open while nobody uses them; default 100.
-    pub designs_max: usize,
+    pub open_designs_max: usize,
     /// Memory of a JavaScript context in bytes; default 64 MiB.
     pub javascript_bytes_max: usize,
     /// Ticks that a JavaScript function may use for one document: see [`settee_js::Limits`].
     pub javascript_ticks_max: u64,
+    /// Whether indexes are built in the background after writes; default true.
+    pub autoupdate: bool,
 }
 
 impl Default for ViewsOptions {
     fn default() -> ViewsOptions {
         let Limits { memory_bytes, ticks, .. } = Limits::default();
         ViewsOptions {
-            cache_bytes: 64 << 20,
+            cache_bytes_max: 64 << 20,
             merge_bytes: 32 << 20,
-            designs_max: 100,
+            open_designs_max: 100,
             javascript_bytes_max: memory_bytes,
             javascript_ticks_max: ticks,
+            autoupdate: true,
         }
     }
 }
@@ -154,11 +157,15 @@ impl Views {
             env: databases.env().clone(),
             directory: databases.directory().join(DIRECTORY),
             options,
-            cache: Arc::new(NodeCache::new(options.cache_bytes)),
+            cache: Arc::new(NodeCache::new(options.cache_bytes_max)),
             designs: Mutex::default(),
             indexes: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
         }
+    }
+
+    pub(crate) fn options(&self) -> &ViewsOptions {
+        &self.options
     }
 
     /// The indexes of a design document as it is now.
@@ -200,13 +207,13 @@ impl Views {
         Some(found.clone())
     }
 
-    /// Keeps a design document's indexes open, and lets go of those that were used longest ago.
+    /// Keeps a design document's indexes open, and releases the least recently used ones.
     fn keep(&self, key: (Incarnation, String), opened: &Arc<DesignViews>) {
         let mut designs = lock(&self.designs);
         designs.use_count += 1;
         opened.used_at.store(designs.use_count, Ordering::Relaxed);
         designs.open.insert(key, opened.clone());
-        while designs.open.len() > self.options.designs_max {
+        while designs.open.len() > self.options.open_designs_max {
             let used_at = |views: &Arc<DesignViews>| views.used_at.load(Ordering::Relaxed);
             let oldest =
                 designs.open.iter().min_by_key(|(_, views)| used_at(views)).map(|(key, _)| key.clone());

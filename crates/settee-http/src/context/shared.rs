@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use settee_doc::Databases;
-use settee_view::{Views, ViewsOptions};
+use settee_view::Views;
 use tokio::sync::watch;
 
 use crate::auth::cors::Cors;
@@ -64,7 +64,7 @@ impl Shared {
         databases.set_partition_bytes_max(partition_bytes_max);
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
-            views: Arc::new(Views::new(&databases, ViewsOptions::default())),
+            views: Arc::new(Views::new(&databases, options.views)),
             databases,
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
