@@ -258,13 +258,6 @@ pub(super) const SETTINGS: &[Setting] = &[
          are left for files; if that is fewer, the log says so at start.",
     ),
     setting(
-        "databases",
-        "ignore_validation",
-        Kind::Switch(Some(field!(databases.ignore_validation))),
-        "Whether design documents with validate_doc_update, which isn't run yet, are stored, and documents \
-         in their databases. Otherwise both are refused (501).",
-    ),
-    setting(
         "store",
         "index_memory_bytes_max",
         Kind::Number(
