@@ -23,10 +23,11 @@ use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
 use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
-use crate::javascript::{JavascriptMapper, JavascriptReduces};
+use crate::javascript::JavascriptReduces;
 use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
+use crate::planned::{PlannedMapper, Plans};
 use crate::progress::Progress;
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
@@ -107,6 +108,7 @@ pub struct DesignViews {
     merge_bytes: usize,
     indexes: IndexList,
     mappers: Arc<Mappers>,
+    plans: Arc<Plans>,
     progress: Arc<Progress>,
     started_us: AtomicU64,
     /// Held by the build in progress.
@@ -148,6 +150,8 @@ pub struct DesignInfo {
     pub waiting_count: u64,
     /// Views that are stopped, with the reason.
     pub stopped: Vec<(String, ViewError)>,
+    /// How each view's map function runs: as a plan over the documents' text, or in the engine and why.
+    pub runs: Vec<(String, String)>,
 }
 
 impl Views {
@@ -256,8 +260,13 @@ impl Views {
             index.add_reduces(&reduces).await?;
             indexes.push(index);
         }
-        let of_mapper = design.clone();
-        let make_mapper = Box::new(move || mapper_of(&of_mapper, limits));
+        let plans = match design.language {
+            Language::Javascript => Plans::compile(design.lib.as_deref(), &sources_of(&design)),
+            Language::Query | Language::Other(_) => Plans::compile(None, &[]),
+        };
+        let plans = Arc::new(plans);
+        let (of_mapper, plans_of_mapper) = (design.clone(), plans.clone());
+        let make_mapper = Box::new(move || mapper_of(&of_mapper, &plans_of_mapper, limits));
         Ok(DesignViews {
             design,
             revision,
@@ -266,6 +275,7 @@ impl Views {
             merge_bytes: self.options.merge_bytes,
             indexes,
             mappers: Arc::new(Mappers::new(make_mapper)),
+            plans,
             progress: Arc::default(),
             started_us: AtomicU64::new(0),
             building: Arc::default(),
@@ -466,7 +476,12 @@ impl DesignViews {
             is_building,
             waiting_count: self.waiting.load(Ordering::Relaxed),
             stopped: Vec::new(),
+            runs: Vec::new(),
         };
+        if self.design.language == Language::Javascript {
+            let run = |view: &ViewDefinition| (view.name.clone(), self.plans.explain(view.map));
+            info.runs = self.design.views.iter().map(run).collect();
+        }
         for (place, index) in self.indexes.iter().enumerate() {
             let snapshot = index.snapshot();
             info.file_bytes += snapshot.file_bytes();
@@ -485,15 +500,19 @@ impl DesignViews {
     }
 }
 
-fn mapper_of(design: &Design, limits: Limits) -> Result<Box<dyn Mapper>> {
+fn mapper_of(design: &Design, plans: &Arc<Plans>, limits: Limits) -> Result<Box<dyn Mapper>> {
     if design.language == Language::Query {
         let definition = |map: &MapDefinition| {
             IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
         };
         return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
     }
-    let sources: Vec<&str> = design.maps.iter().map(|map| map.source.as_str()).collect();
-    Ok(Box::new(JavascriptMapper::new(design.lib.as_deref(), &sources, limits)?))
+    let sources = sources_of(design);
+    Ok(Box::new(PlannedMapper::new(plans.clone(), design.lib.as_deref(), &sources, limits)?))
+}
+
+fn sources_of(design: &Design) -> Vec<&str> {
+    design.maps.iter().map(|map| map.source.as_str()).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
