@@ -1,8 +1,8 @@
 //! Whether a function that the engine runs could change what plans rely on.
 //!
 //! A plan means by `emit`, `isArray`, `Array.isArray`, `Object.keys`, `Math.floor`, a string's `slice` and so on what a
-//! new context has. The functions of a design document share a context, so one that runs in the engine could replace
-//! these for the others. The check is of words, not of syntax, and errs on the side of yes.
+//! new context has. A function that runs in the engine could replace these for the functions of its realm, and the
+//! prototypes of documents for all. The check is of words, not of syntax, and errs on the side of yes.
 
 /// Words that give access to the global object, to prototypes, or to code that isn't in the source.
 const ACCESS_WORDS: [&str; 19] = [
@@ -33,8 +33,8 @@ const NAMESPACES: [&str; 3] = ["Array", "Object", "Math"];
 /// Global functions that plans rely on.
 const FUNCTIONS: [&str; 5] = ["emit", "isArray", "String", "Number", "Boolean"];
 
-/// Whether a map function that has no plan may change globals or prototypes. If so for one function of a design
-/// document, all its functions belong in the engine: plans would no longer see what the engine sees. Other globals
+/// Whether a map function that has no plan may change globals or prototypes. If so, all functions
+/// that share its realm or its documents belong in the engine: plans would not see what the engine sees. Other globals
 /// may be changed, since no plan reads them.
 pub fn may_change_globals(source: &str) -> bool {
     // An escape may spell any name.

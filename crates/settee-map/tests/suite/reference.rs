@@ -3,8 +3,8 @@
 //! The document is parsed and frozen, the function called with it, and the rows printed after it returned. Globals
 //! live as long as the reference, so from one document to the next.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rquickjs::context::EvalOptions;
 use rquickjs::{CatchResultExt, Context, Ctx, Function, Runtime};
@@ -60,7 +60,7 @@ const INTERRUPTS_MAX: u32 = 200;
 
 pub(crate) struct QuickJs {
     context: Context,
-    interrupts: Rc<Cell<u32>>,
+    interrupts: Arc<AtomicU32>,
 }
 
 fn message(ctx: &Ctx<'_>, error: rquickjs::Error) -> String {
@@ -70,11 +70,10 @@ fn message(ctx: &Ctx<'_>, error: rquickjs::Error) -> String {
 impl Reference for QuickJs {
     fn compile(source: &str) -> Result<Self, String> {
         let runtime = Runtime::new().expect("a runtime");
-        let interrupts = Rc::new(Cell::new(0));
-        let counted = Rc::clone(&interrupts);
+        let interrupts = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&interrupts);
         runtime.set_interrupt_handler(Some(Box::new(move || {
-            counted.set(counted.get() + 1);
-            counted.get() > INTERRUPTS_MAX
+            counted.fetch_add(1, Ordering::Relaxed) >= INTERRUPTS_MAX
         })));
         let context = Context::full(&runtime).expect("a context");
         let source = source.trim_end_matches(|char: char| char == ';' || char.is_ascii_whitespace());
@@ -86,7 +85,7 @@ impl Reference for QuickJs {
     }
 
     fn map(&self, document: &str) -> Mapped {
-        self.interrupts.set(0);
+        self.interrupts.store(0, Ordering::Relaxed);
         self.context.with(|ctx| {
             let globals = ctx.globals();
             let map: Function<'_> = globals.get("$map").expect("the loop's function");
