@@ -1,7 +1,7 @@
 //! Goal: what the issue leaves to the engine has no plan.
 //! Method: one source per construct.
 
-use crate::reference::{QuickJs, Reference, assert_mapped_alike, assert_outside};
+use crate::reference::{Engine, assert_mapped_alike, assert_outside};
 
 #[track_caller]
 fn assert_all_outside(reason: &str, expressions: &[&str]) {
@@ -285,7 +285,7 @@ fn sources_that_only_the_engine_refuses() {
     ] {
         let source = format!("function (doc) {{ {body} }}");
         assert_outside(&source, "");
-        assert!(QuickJs::compile(&source).is_err(), "{body}");
+        assert!(Engine::compile(&source).is_err(), "{body}");
     }
 }
 

@@ -9,7 +9,7 @@ use settee_map::{Plan, Scratch};
 
 use crate::documents;
 use crate::grammar;
-use crate::reference::{Mapped, QuickJs, Reference, map_by_plan};
+use crate::reference::{Engine, Mapped, map_by_plan};
 
 const PAIRS: u64 = 12_000;
 const DOCUMENTS_PER_FUNCTION: u64 = 8;
@@ -81,7 +81,7 @@ fn compare(seed: u64, counts: &mut Counts, is_shown: bool) {
         }
     };
     counts.planned += 1;
-    let engine = QuickJs::compile(&source)
+    let engine = Engine::compile(&source)
         .unwrap_or_else(|error| panic!("seed={seed}: the engine refuses what has a plan: {error}\n{source}"));
     let mut scratch = Scratch::new();
     for _ in 0..DOCUMENTS_PER_FUNCTION {

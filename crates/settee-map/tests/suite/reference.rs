@@ -1,13 +1,10 @@
-//! What plans are compared with: QuickJS in CouchDB's loop.
+//! What plans are compared with: the engine that the server uses, `settee-js`.
 //!
-//! The document is parsed and frozen, the function called with it, and the rows printed after it returned. Globals
-//! live as long as the reference, so from one document to the next.
+//! Its free variables live as long as the context, so from one document to the next.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::cell::RefCell;
 
-use rquickjs::context::EvalOptions;
-use rquickjs::{CatchResultExt, Context, Ctx, Function, Runtime};
+use settee_js::{Limits, MapContext};
 use settee_map::{Document, Outcome, Plan, Scratch};
 
 /// What became of a document, however it was mapped.
@@ -19,102 +16,31 @@ pub(crate) enum Mapped {
     Undecided(String),
 }
 
+/// Ticks after which a document's run is stopped.
+const TICKS: u64 = 2_000;
+
 /// An engine with one map function.
-pub(crate) trait Reference: Sized {
+pub(crate) struct Engine(RefCell<MapContext>);
+
+impl Engine {
     /// Compiles the function; the message if that fails.
-    fn compile(source: &str) -> Result<Self, String>;
-    fn map(&self, document: &str) -> Mapped;
-}
-
-const LOOP: &str = r#"
-var rows = [];
-function emit(key, value) { rows.push([key, value]); }
-function isArray(value) { return Array.isArray(value); }
-var $freeze = function (value) {
-    if (value === null || typeof value !== "object") return;
-    Object.freeze(value);
-    Object.keys(value).forEach(function (name) { $freeze(value[name]); });
-};
-var $map = (function (stringify, parse) {
-    return function (map, text) {
-        var document = parse(text);
-        $freeze(document);
-        rows = [];
-        try {
-            map(document);
-            return "+" + rows.map(function (row) {
-                return row.map(function (part) {
-                    var printed = stringify(part);
-                    return printed === undefined ? "null" : printed;
-                }).join("\n");
-            }).join("\n");
-        } catch (error) {
-            return "-" + String(error).toWellFormed();
-        }
-    };
-})(JSON.stringify, JSON.parse);
-"#;
-
-/// Calls of the interrupt handler after which a document's run is stopped.
-const INTERRUPTS_MAX: u32 = 200;
-
-pub(crate) struct QuickJs {
-    context: Context,
-    interrupts: Arc<AtomicU32>,
-}
-
-fn message(ctx: &Ctx<'_>, error: rquickjs::Error) -> String {
-    Err::<(), _>(error).catch(ctx).map_or_else(|caught| caught.to_string(), |()| String::new())
-}
-
-impl Reference for QuickJs {
-    fn compile(source: &str) -> Result<Self, String> {
-        let runtime = Runtime::new().expect("a runtime");
-        let interrupts = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&interrupts);
-        runtime.set_interrupt_handler(Some(Box::new(move || {
-            counted.fetch_add(1, Ordering::Relaxed) >= INTERRUPTS_MAX
-        })));
-        let context = Context::full(&runtime).expect("a context");
-        let source = source.trim_end_matches(|char: char| char == ';' || char.is_ascii_whitespace());
-        context.with(|ctx| {
-            evaluate(&ctx, LOOP)?;
-            evaluate(&ctx, &format!("var $function = ({source}\n);"))
-        })?;
-        Ok(Self { context, interrupts })
+    pub(crate) fn compile(source: &str) -> Result<Engine, String> {
+        let limits = Limits { ticks: TICKS, ..Limits::default() };
+        let context = MapContext::new(None, &[source], limits).map_err(|error| error.to_string())?;
+        Ok(Engine(RefCell::new(context)))
     }
 
-    fn map(&self, document: &str) -> Mapped {
-        self.interrupts.store(0, Ordering::Relaxed);
-        self.context.with(|ctx| {
-            let globals = ctx.globals();
-            let map: Function<'_> = globals.get("$map").expect("the loop's function");
-            let function: rquickjs::Value<'_> = globals.get("$function").expect("the function");
-            match map.call::<_, String>((function, document)) {
-                Ok(printed) => decode(&printed),
-                Err(error) => Mapped::Undecided(message(&ctx, error)),
+    pub(crate) fn map(&self, document: &str) -> Mapped {
+        let batch = self.0.borrow_mut().map(&[document.as_bytes()]).expect("the engine works");
+        match batch.outcome(0, 0) {
+            settee_js::Outcome::Rows(rows) => {
+                Mapped::Rows(rows.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
             }
-        })
+            settee_js::Outcome::Dropped { message } => Mapped::Dropped(message.to_owned()),
+            settee_js::Outcome::Stopped(stop) => Mapped::Undecided(stop.to_string()),
+            settee_js::Outcome::Skipped => Mapped::Undecided("stopped before".to_owned()),
+        }
     }
-}
-
-/// Evaluates a script in sloppy mode, as CouchDB does.
-fn evaluate(ctx: &Ctx<'_>, source: &str) -> Result<(), String> {
-    let mut options = EvalOptions::default();
-    options.strict = false;
-    ctx.eval_with_options::<(), _>(source, options).map_err(|error| message(ctx, error))
-}
-
-fn decode(printed: &str) -> Mapped {
-    let (kind, rest) = printed.split_at(1);
-    if kind == "-" {
-        return Mapped::Dropped(rest.to_owned());
-    }
-    if rest.is_empty() {
-        return Mapped::Rows(Vec::new());
-    }
-    let parts: Vec<&str> = rest.split('\n').collect();
-    Mapped::Rows(parts.chunks(2).map(|row| (row[0].to_owned(), row[1].to_owned())).collect())
 }
 
 /// Maps a document by a plan.
@@ -144,7 +70,7 @@ pub(crate) fn map_by_plan(plan: &Plan, document: &str, scratch: &mut Scratch) ->
 #[track_caller]
 pub(crate) fn assert_mapped_alike(source: &str, documents: &[&str]) {
     let plan = Plan::compile(source).unwrap_or_else(|outside| panic!("{source}: {outside}"));
-    let engine = QuickJs::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
+    let engine = Engine::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
     let mut scratch = Scratch::new();
     for document in documents {
         let planned = map_by_plan(&plan, document, &mut scratch);
@@ -157,7 +83,7 @@ pub(crate) fn assert_mapped_alike(source: &str, documents: &[&str]) {
 #[track_caller]
 pub(crate) fn assert_rows(source: &str, document: &str, rows: &[(&str, &str)]) {
     assert_mapped_alike(source, &[document]);
-    let engine = QuickJs::compile(source).expect("compiled above");
+    let engine = Engine::compile(source).expect("compiled above");
     let rows = rows.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     assert_eq!(engine.map(document), Mapped::Rows(rows), "{source} over {document}");
 }
@@ -166,7 +92,7 @@ pub(crate) fn assert_rows(source: &str, document: &str, rows: &[(&str, &str)]) {
 #[track_caller]
 pub(crate) fn assert_dropped(source: &str, document: &str) {
     assert_mapped_alike(source, &[document]);
-    let engine = QuickJs::compile(source).expect("compiled above");
+    let engine = Engine::compile(source).expect("compiled above");
     assert!(matches!(engine.map(document), Mapped::Dropped(_)), "{source} over {document}");
 }
 

@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use settee_map::{Plan, Scratch};
 
-use crate::reference::{Mapped, QuickJs, Reference, assert_mapped_alike, map_by_plan};
+use crate::reference::{Engine, Mapped, assert_mapped_alike, map_by_plan};
 
 const DOCUMENTS: [&str; 8] = [
     r#"{"_id":"a","_rev":"1-x","type":"post","title":"Hello","tags":["a","b"],"date":[2026,11,23],"author":{"name":"Ann","age":30},"n":3}"#,
@@ -65,7 +65,7 @@ fn common_functions_have_the_engine_s_rows_over_odd_documents() {
     let mut scratch = Scratch::new();
     for source in FUNCTIONS {
         let plan = Plan::compile(source).expect("a plan");
-        let engine = QuickJs::compile(source).expect("a function");
+        let engine = Engine::compile(source).expect("a function");
         let mut decided_count = 0;
         for document in &documents {
             let planned = map_by_plan(&plan, document, &mut scratch);
