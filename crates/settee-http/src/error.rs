@@ -180,7 +180,6 @@ impl From<MangoError> for ApiError {
     fn from(error: MangoError) -> ApiError {
         let status = match error.kind {
             MangoErrorKind::Invalid => StatusCode::BAD_REQUEST,
-            MangoErrorKind::NotFound => StatusCode::NOT_FOUND,
             MangoErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             MangoErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         };

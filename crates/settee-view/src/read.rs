@@ -276,7 +276,7 @@ impl RowScan {
     /// If the index can't be read.
     pub async fn next(&mut self) -> Result<Option<ViewRow>> {
         loop {
-            while let Some(row) = self.rest.next() {
+            for row in self.rest.by_ref() {
                 if self.skip == 0 {
                     return Ok(Some(row));
                 }

@@ -24,7 +24,7 @@ const HASH_SIZE: usize = 16;
 /// Largest value of an entry.
 pub(crate) const VALUE_SIZE_MAX: usize = settee_tree::VALUE_SIZE_MAX;
 
-const _: () = assert!(1 + 2 * PART_SIZE_MAX <= settee_tree::KEY_SIZE_MAX);
+const _: () = assert!(2 * PART_SIZE_MAX < settee_tree::KEY_SIZE_MAX);
 
 /// Flags of a row's entry.
 const MANY: u8 = 1;

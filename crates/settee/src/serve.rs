@@ -85,6 +85,7 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     let mut options = ServerOptions {
         admin: config.admin,
         limits: config.limits.http,
+        views: config.limits.views,
         trusted_proxies: config.trusted_proxies,
         config_file: Some(config.data_dir.join(settee_http::CONFIG_FILE)),
         access_log: config.access_log,

@@ -39,22 +39,23 @@ pub(crate) fn active(context: &RequestContext<'_>) -> HandlerResult {
         let BuildTask { database, design, changes_done, total_changes, started_us } = task;
         let progress = (changes_done * 100).checked_div(total_changes).unwrap_or(100).min(100);
         let started_s = started_us / 1_000_000;
-        let members = serde_json::json!({
-            "node": NODE,
-            "pid": format!("<0.{number}.1>"),
-            "type": "indexer",
-            "database": database,
-            "design_document": design,
-            "changes_done": changes_done,
-            "total_changes": total_changes,
-            "progress": progress,
-            "started_on": started_s,
-            "updated_on": now_s.max(started_s),
-        });
         if text.len() > 1 {
             text.push(b',');
         }
-        text.extend_from_slice(members.to_string().as_bytes());
+        json::object(&mut text, |text| {
+            let place =
+                format!("\"node\":\"{NODE}\",\"pid\":\"<0.{number}.1>\",\"type\":\"indexer\",\"database\":");
+            text.extend_from_slice(place.as_bytes());
+            settee_doc::write_json_string(&database, text);
+            text.extend_from_slice(b",\"design_document\":");
+            settee_doc::write_json_string(&design, text);
+            let figures = format!(
+                ",\"changes_done\":{changes_done},\"total_changes\":{total_changes},\"progress\":{progress},\
+                 \"started_on\":{started_s},\"updated_on\":{}",
+                now_s.max(started_s)
+            );
+            text.extend_from_slice(figures.as_bytes());
+        });
     }
     text.extend_from_slice(b"]\n");
     Ok(response::json(StatusCode::OK, text))

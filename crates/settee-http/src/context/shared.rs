@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use settee_doc::Databases;
-use settee_view::{Views, ViewsOptions};
+use settee_view::Views;
 use tokio::sync::watch;
 
 use crate::auth::cors::Cors;
@@ -67,7 +67,7 @@ impl Shared {
         databases.set_design_functions(Arc::new(WriteFunctions::new(contexts.clone(), admin)));
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
-            views: Arc::new(Views::new(&databases, ViewsOptions::default())),
+            views: Arc::new(Views::new(&databases, options.views)),
             contexts,
             databases,
             document_options: document_options(&limits),

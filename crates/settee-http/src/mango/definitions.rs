@@ -1,5 +1,6 @@
 //! The indexes that a database's design documents define.
 
+use hyper::StatusCode;
 use settee_doc::{Database, Document, DocumentRow, Extras, Range, Snapshot};
 use settee_view::mango::{self, DESIGN, IndexDefinition};
 
@@ -7,6 +8,9 @@ use crate::error::ApiError;
 
 /// Largest design document in bytes that defines indexes. Each search parses them.
 pub(super) const DESIGN_BYTES_MAX: u64 = 1 << 20;
+
+/// Largest total size in bytes of the design documents that define a database's indexes.
+const DESIGNS_BYTES_MAX: u64 = 16 << 20;
 
 /// The `language` of design documents with indexes, as a part of their text.
 const LANGUAGE: &[u8] = b"\"query\"";
@@ -19,7 +23,7 @@ pub(super) async fn load(database: &Database, snapshot: &Snapshot) -> Result<Vec
     let range = Range { prefix: DESIGN.to_owned(), ..Range::default() };
     let rows = snapshot.all_docs(&range).await?;
     let mut documents = snapshot.read_ahead(rows, u64::MAX, None);
-    let mut list = Vec::new();
+    let (mut list, mut bytes) = (Vec::new(), 0);
     while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
         // Reads from memory never yield, so this task must.
         tokio::task::consume_budget().await;
@@ -28,6 +32,11 @@ pub(super) async fn load(database: &Database, snapshot: &Snapshot) -> Result<Vec
         if document.body_size() > DESIGN_BYTES_MAX || memchr::memmem::find(&document.body, LANGUAGE).is_none()
         {
             continue;
+        }
+        bytes += document.body_size();
+        if bytes > DESIGNS_BYTES_MAX {
+            let reason = format!("Design documents with indexes have more than {DESIGNS_BYTES_MAX} bytes.");
+            return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "too_many_indexes", reason));
         }
         mango::indexes_of(&id, &text_of(&document), database.is_partitioned(), &mut list)?;
     }

@@ -178,9 +178,7 @@ fn built_in_functions_reduce_ranges_and_groups() {
     ten(&mut client);
     let value = |client: &mut Client, view: &str, options: &str| -> Value {
         let reply = client.get(&path(view, options)).expect_status(200).json();
-        let rows =
-            reply["rows"].as_array().unwrap().iter().map(|row| json!([row["key"], row["value"]])).collect();
-        rows
+        reply["rows"].as_array().unwrap().iter().map(|row| json!([row["key"], row["value"]])).collect()
     };
     let stats = json!({"sum": 45, "count": 10, "min": 0, "max": 9, "sumsqr": 285});
     for (view, all) in [

@@ -9,8 +9,6 @@ use super::limits::SHOWN_BYTES_MAX;
 pub enum MangoErrorKind {
     /// The request is wrong.
     Invalid,
-    /// The index doesn't exist.
-    NotFound,
     /// It needs a service that isn't there.
     Unavailable,
     /// The database's own design documents are the reason.
