@@ -112,7 +112,11 @@ impl Database {
             // A replica mostly sends complete paths.
             EditKind::Replicated => HashMap::new(),
         };
-        let validated = self.validate_ahead(edits, kind).await;
+        let validated = match kind {
+            EditKind::Interactive => self.validate_ahead(edits).await,
+            // Which leaf a replica replaces depends on the whole tree.
+            EditKind::Replicated => HashMap::new(),
+        };
         ReadBefore { lookup: Some(lookup), tails, uncompilable, validated }
     }
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use settee_io::yield_now;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
+use super::check::Checked;
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, ReadBefore, Updater};
-use super::validation::Checked;
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
 use crate::documents::keys::{LeafState, encode_number, local_key, path_key};

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use settee_store::{Batch, Lookup, Seq, Snapshot as StoreSnapshot, Stage, Writer};
 
+use super::check::Validated;
 use super::records::Records;
-use super::validation::Validated;
 use crate::database::Database;
 use crate::documents::rev_tree::TreeLeaf;
 use crate::documents::{Edit, RevisionId};

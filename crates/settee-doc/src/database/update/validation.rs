@@ -12,13 +12,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
-use super::edits::EditKind;
+use super::check::{Check, Checked, Validated};
 use super::updater::Updater;
 use crate::attachments::Attachment;
 use crate::database::range::Range;
 use crate::database::snapshot::{LeafContent, Snapshot};
 use crate::database::state::{Database, Validation};
-use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign, Validator};
+use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign};
 use crate::documents::design::{self, DESIGN_PREFIX};
 use crate::documents::rev_tree::TreeLeaf;
 use crate::documents::{Document, Edit, Extras, Revision, RevisionId};
@@ -27,46 +27,13 @@ use crate::{Error, Result};
 /// Bytes of documents that are validated together, from which on further ones are validated alone.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
 
-/// What an edit has to pass, or why it is refused whatever it replaces.
-pub(super) type Checked = Result<Option<Check>>;
-
-/// The functions that an edit has to pass, and the outcome if they ran already.
-pub(super) struct Check {
-    validator: Arc<dyn Validator>,
-    ahead: Option<Validated>,
-}
-
-/// The outcome of a validation of an edit that was to replace a revision, or to create a document.
-pub(crate) struct Validated {
-    validator: Arc<dyn Validator>,
-    replaced: Option<Revision>,
-    outcome: Result<()>,
-}
-
-impl Check {
-    /// The outcome, if the functions ran for an edit that replaces `replaced`.
-    fn outcome(&self, replaced: Option<&Revision>) -> Option<Result<()>> {
-        let ahead = self.ahead.as_ref()?;
-        let is_same = Arc::ptr_eq(&ahead.validator, &self.validator) && ahead.replaced.as_ref() == replaced;
-        is_same.then(|| ahead.outcome.clone())
-    }
-
-    async fn run(&self, write: ProposedWrite) -> Result<()> {
-        let outcomes = self.validator.validate(vec![write]).await?;
-        outcomes.into_iter().next().unwrap_or_else(|| Err(Error::damaged("a validation has no outcome")))
-    }
-}
-
 impl Database {
     /// Validates interactive edits as of the persisted state. Left out are those that can't be validated so: of
     /// what is in conflict or has attachments, or could not be read, and everything while the functions aren't
     /// known.
-    pub(crate) async fn validate_ahead(&self, edits: &[Edit], kind: EditKind) -> HashMap<usize, Validated> {
+    pub(crate) async fn validate_ahead(&self, edits: &[Edit]) -> HashMap<usize, Validated> {
         let cached = self.validation.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Validation::By(validator) = cached else { return HashMap::new() };
-        if kind == EditKind::Replicated {
-            return HashMap::new();
-        }
         let snapshot = self.snapshot();
         let (mut proposals, mut writes, mut bytes) = (Vec::new(), Vec::new(), 0);
         for (index, edit) in edits.iter().enumerate() {
@@ -145,7 +112,7 @@ impl Updater<'_> {
     /// Validates an interactive edit that replaces `parent`.
     ///
     /// # Errors
-    /// Those of [`Validator::validate`], or of reading the parent.
+    /// Those of [`Check::run`], or of reading the parent.
     pub(super) async fn validate_update(
         &mut self,
         check: Check,
