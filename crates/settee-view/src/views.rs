@@ -434,7 +434,7 @@ impl DesignViews {
         self.started_us.store(self.env.clock.unix_us(), Ordering::Relaxed);
         let build = Build {
             env: self.env.clone(),
-            database,
+            database: database.clone(),
             design: self.design.clone(),
             indexes: self.indexes.clone(),
             mappers: self.mappers.clone(),
@@ -443,7 +443,11 @@ impl DesignViews {
         };
         let built = build.run().await;
         self.mappers.release();
-        built
+        match built {
+            // The index went with its database.
+            Err(error) => Err(database.barrier().await.err().map_or(error, ViewError::from)),
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Whether all indexes that aren't stopped have the changes up to `target`, and all purges.
