@@ -23,6 +23,8 @@
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
+  // Text that leaves the engine is UTF-8, which has no lone surrogates.
+  const wellFormed = uncurry(String.prototype.toWellFormed);
   const split = uncurry(String.prototype.split);
 
   // ---- Built-ins that loop without interruption ----
@@ -151,7 +153,7 @@
       if (isOutOfMemory(e)) return { memory: true };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
-          return { stop: true, error: text(e[1]), reason: describe(e[2]) };
+          return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
         }
         if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: text(e.message) };
       }
@@ -174,7 +176,7 @@
   function describe(e) {
     try {
       const raw = e !== null && typeof e === 'object' && !isError(e) ? stringify(e) : text(e);
-      return slice(text(raw), 0, MESSAGE_LENGTH_MAX);
+      return wellFormed(slice(text(raw), 0, MESSAGE_LENGTH_MAX));
     } catch (_) {
       return 'an exception without text';
     }
@@ -220,7 +222,7 @@
   function log(message) {
     if (logs.length < LOG_COUNT_MAX) {
       const line = typeof message === 'string' ? message : text(stringify(message));
-      logs[logs.length] = slice(line, 0, MESSAGE_LENGTH_MAX);
+      logs[logs.length] = wellFormed(slice(line, 0, MESSAGE_LENGTH_MAX));
     }
   }
 

@@ -471,3 +471,15 @@ fn a_length_of_any_json_type_is_converted_as_by_the_engine() {
         }
     }
 }
+
+#[test]
+fn a_lone_surrogate_in_a_message_is_only_replaced() {
+    let function = "function (doc) { log(doc.s); throw new Error(doc.s); }";
+    let mut context = MapContext::new(None, &[function], Limits::default()).unwrap();
+    let batch = context.map(&[br#"{"s":"a\ud800b"}"#]).unwrap();
+    assert_eq!(batch.logs(), ["a\u{fffd}b"]);
+    match batch.outcome(0, 0) {
+        Outcome::Dropped { message } => assert!(message.contains("a\u{fffd}b"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
