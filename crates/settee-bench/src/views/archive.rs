@@ -7,7 +7,7 @@ use crate::api::bench::directory;
 use crate::documents::Generator;
 use crate::mail::{LIST_COUNT, Message, SENDER_COUNT, list, sender};
 
-/// One message in so many is edited.
+/// Number of messages of which one is edited.
 pub(super) const EDITED_EACH: u64 = 100;
 
 /// A view of a design document of the same name.

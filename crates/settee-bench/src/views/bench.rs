@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 use settee_client::{Couch, Server, encode_segment, parse};
 
-use super::Config;
 use super::archive::{Archive, View};
 use super::asker::{Ask, Asker};
+use super::config::Config;
 use crate::api::bench::{directory, new_database_name};
 use crate::api::clients::{Documents, Loader, NumberRange};
 use crate::api::reads::{Listing, list_once};

@@ -5,7 +5,8 @@
 //! is sampled. By count, the views are behind by `updates_pending`; by time, they are behind by the
 //! age of the oldest acknowledged change that they don't have.
 //!
-//! A design document is a change as well, so that up to one document less counts as indexed than is.
+//! Rather too few documents count as indexed than too many: the design document and writes that aren't acknowledged
+//! yet are pending changes too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -178,8 +179,9 @@ async fn sample(
         if ended.is_none() && is_written.load(Ordering::Relaxed) {
             ended = Some(Instant::now());
         }
+        let sum = acknowledged.sum();
         let pending = pending(&mut couch, &info).await?;
-        let indexed = acknowledged.sum().saturating_sub(pending);
+        let indexed = sum.saturating_sub(pending);
         let behind =
             if pending == 0 { Duration::ZERO } else { acknowledged.age_behind(indexed, Instant::now()) };
         followed.samples.push(Sample { pending, behind });
