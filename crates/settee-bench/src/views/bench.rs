@@ -170,7 +170,9 @@ impl<'a> Bench<'a> {
         let stopwatch = Stopwatch::start(None);
         let building =
             tokio::spawn(build_beside(self.target.server.clone(), archive.clone(), view.clone(), stop));
-        let driven = drive(workload, self.target, askers, None).await;
+        // The server's processor time is mostly that of the build.
+        let target = Target { pid: None, ..self.target.clone() };
+        let driven = drive(workload, &target, askers, None).await;
         building.await.map_err(|_| Error::wrong(workload, "the build panicked"))??;
         let rate = archive.count as f64 / stopwatch.read().wall.as_secs_f64();
         self.built.insert(view.name.clone());
@@ -219,6 +221,12 @@ pub(super) async fn total_rows(couch: &mut Couch, target: &str) -> Result<u64> {
 /// The row of one window.
 pub(super) fn row(workload: &str, unit: &'static str, window: Window) -> Row {
     Row::new(workload, unit, &Series(vec![window]))
+}
+
+/// The row of a build, with the time of the query that caused it.
+pub(super) fn build_row(workload: &str, window: Window) -> Row {
+    let seconds = window.elapsed.wall.as_secs_f64();
+    row(workload, "docs/s", window).compare("s until the first query is answered", Some(seconds), None)
 }
 
 /// Compares the rate with one recorded of CouchDB.

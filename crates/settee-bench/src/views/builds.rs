@@ -1,7 +1,7 @@
 //! Builds of a view of one `emit`, beside reading the documents' values alone.
 
 use super::archive::View;
-use super::bench::{Bench, against_recorded, row};
+use super::bench::{Bench, against_recorded, build_row, row};
 use crate::drive::scan_stream;
 use crate::error::{Error, Result};
 use crate::report::{Bound, Row};
@@ -27,11 +27,11 @@ impl Bench<'_> {
         each(row("all values alone: _changes with include_docs", "docs/s", values));
         let built = self.build(&View::small()).await?;
         let share = built.rate() / rate;
-        let plain = row("build, one emit: needs no JavaScript engine", "docs/s", built);
+        let plain = build_row("build, one emit: needs no JavaScript engine", built);
         let plain = against_recorded(plain, RECORDED_BUILD, Bound::AtLeast(PLAIN_RATIO_MIN));
         each(plain.compare("× all values alone", Some(share), Bound::AtLeast(VALUES_SHARE_MIN)));
         let built = self.build(&View::engine()).await?;
-        let engine = row("build, one emit and a regular expression: needs the engine", "docs/s", built);
+        let engine = build_row("build, one emit and a regular expression: needs the engine", built);
         each(against_recorded(engine, RECORDED_BUILD, Bound::AtLeast(ENGINE_RATIO_MIN)));
         Ok(())
     }

@@ -8,7 +8,7 @@ use settee_client::parse;
 
 use super::archive::Archive;
 use super::asker::{Ask, Question};
-use super::bench::{Bench, judge_latency, row};
+use super::bench::{Bench, build_row, judge_latency};
 use crate::error::{Error, Result};
 use crate::mail::{Message, sender};
 use crate::report::{Bound, Row};
@@ -81,7 +81,7 @@ impl Bench<'_> {
         let reply = self.couch.call("POST", &target, Some(search.as_bytes())).await?;
         let explained: Value = parse(&target, &reply.body)?;
         match explained["index"]["name"] == INDEX {
-            true => Ok(row(NAME, "docs/s", window)),
+            true => Ok(build_row(NAME, window)),
             false => Err(Error::wrong(NAME, format!("searches use the index {}", explained["index"]))),
         }
     }
