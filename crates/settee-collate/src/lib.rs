@@ -9,8 +9,8 @@
 //! - [`raise`] turns the beginning of some keys into a bound above all of them.
 //!
 //! The order of types and values is CouchDB's ("Views Collation" in its documentation); strings are ordered by
-//! the root collation of Unicode (CLDR), which ICU4X implements. Sort keys may change with its data, so whoever
-//! stores them also stores [`VERSION`].
+//! the root collation of Unicode (CLDR), which ICU4X implements. Sort keys may change with its data, so they are
+//! stored with [`VERSION`].
 //!
 //! | value | bytes |
 //! |---|---|
@@ -23,46 +23,14 @@
 //! Under [`Collation::Raw`] the tags have Erlang's order of types, and a string is its UTF-8 bytes, with 0 as
 //! `00 ff`, ended by `00 00`.
 
+mod order;
 mod scan;
 mod text;
 mod write;
 
+pub use order::{Collation, END};
 pub use scan::{array_prefix, raise};
 pub use write::{InvalidJson, NESTING_MAX, write_array_start, write_sort_key, write_string_key};
 
 /// Version of the sort keys: that of their encoding, and of ICU4X's collation data.
 pub const VERSION: &str = "1-icu4x-2.4.0";
-
-/// Ends an array or an object. Below all tags.
-pub const END: u8 = 1;
-
-/// An order of JSON values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Collation {
-    /// null, false, true, numbers, strings by the root collation, arrays, objects.
-    #[default]
-    Unicode,
-    /// Erlang's order of terms: numbers, false, null, true, objects, arrays, strings by their bytes. The order
-    /// of a view with `"options": {"collation": "raw"}`.
-    Raw,
-}
-
-/// The first bytes of sort keys, by type.
-struct Tags {
-    null: u8,
-    no: u8,
-    yes: u8,
-    number: u8,
-    string: u8,
-    array: u8,
-    object: u8,
-}
-
-impl Collation {
-    fn tags(self) -> &'static Tags {
-        match self {
-            Collation::Unicode => &Tags { null: 2, no: 3, yes: 4, number: 5, string: 6, array: 7, object: 8 },
-            Collation::Raw => &Tags { number: 2, no: 3, null: 4, yes: 5, object: 6, array: 7, string: 8 },
-        }
-    }
-}

@@ -1,6 +1,6 @@
 //! Reads the structure of sort keys.
 
-use crate::{Collation, END};
+use crate::order::{Collation, END};
 
 /// The part of an array's sort key that its tag and its first `count` elements make up: arrays that agree in
 /// these elements, and in nothing else, share it. `None` for other values. A shorter array is returned without its

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use icu_collator::options::CollatorOptions;
 use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
 
+use crate::order::{Collation, END, Tags};
 use crate::text::unescape;
-use crate::{Collation, END, Tags};
 
 /// How deep arrays and objects may nest in a key.
 pub const NESTING_MAX: usize = 1_100;

@@ -11,12 +11,40 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error {
     kind: ErrorKind,
     reason: String,
+    function: Option<Box<FunctionError>>,
+}
+
+/// What an error of a design function has besides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FunctionError {
+    name: String,
+    /// The reason as JSON text, if it isn't a string.
+    reason_json: Option<String>,
 }
 
 impl Error {
     /// An error of this kind with this reason.
     pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Error {
-        Error { kind, reason: reason.into() }
+        Error { kind, reason: reason.into(), function: None }
+    }
+
+    /// An error of a design function. `name` is CouchDB's name for it, `reason_json` any JSON text.
+    pub fn of_function(kind: ErrorKind, name: impl Into<String>, reason_json: &str) -> Error {
+        let text: Option<String> = serde_json::from_str(reason_json).ok();
+        let function =
+            FunctionError { name: name.into(), reason_json: text.is_none().then(|| reason_json.to_owned()) };
+        let reason = text.unwrap_or_else(|| reason_json.to_owned());
+        Error { kind, reason, function: Some(Box::new(function)) }
+    }
+
+    /// CouchDB's name for an error of a design function.
+    pub fn function_error(&self) -> Option<&str> {
+        self.function.as_ref().map(|function| function.name.as_str())
+    }
+
+    /// The reason as JSON text, if a design function gave one that isn't a string.
+    pub fn reason_json(&self) -> Option<&str> {
+        self.function.as_ref().and_then(|function| function.reason_json.as_deref())
     }
 
     /// The kind, which determines how the caller can proceed.
@@ -93,8 +121,14 @@ pub enum ErrorKind {
     NoDescriptor,
     /// A write or sync failed: the database takes no writes until it is opened again.
     Stopped,
-    /// CouchDB supports this, Settee doesn't yet.
-    NotImplemented,
+    /// A validation function refuses the write.
+    Forbidden,
+    /// A validation function refuses the write of this user.
+    Unauthorized,
+    /// A function of the design document can't be compiled.
+    Uncompilable,
+    /// A design function raised an exception or exceeded a limit: [`Error::function_error`] names it.
+    FunctionFailed,
     /// Another process uses the data directory.
     InUse,
     /// Damaged data, or the system failed to read.

@@ -10,6 +10,7 @@
 mod attachments;
 mod database;
 mod databases;
+mod design_functions;
 mod documents;
 mod error;
 mod events;
@@ -35,6 +36,9 @@ pub use databases::{
     BackupProgress, BackupSummary, CompactionTask, Databases, DatabasesOptions, FailedDatabase,
     NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent, RestoreSummary, Spool, SpoolError, Spools,
     StoreLimits, UpgradeEvent, UpgradeStep, UpgradeSummary, check_database_name, restore, upgrade,
+};
+pub use design_functions::{
+    DesignFunctions, FunctionFuture, ProposedWrite, ValidatingDesign, Validator, ViewFunction,
 };
 pub use documents::{
     DOCUMENT_BYTES_LIMIT, Document, Edit, Extras, Hash, ID_SIZE_MAX, LargeBody, Options,

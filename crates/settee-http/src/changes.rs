@@ -6,6 +6,7 @@ mod args;
 pub(crate) mod db_updates;
 mod feed;
 mod filter;
+mod function_filter;
 mod handler;
 
 pub(crate) use self::handler::handle;

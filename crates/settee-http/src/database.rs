@@ -3,7 +3,7 @@
 pub(crate) mod all_docs;
 pub(crate) mod dbs_info;
 mod handler;
-mod info;
+pub(crate) mod info;
 pub(crate) mod maintenance;
 pub(crate) mod names;
 pub(crate) mod partition;

@@ -16,6 +16,8 @@ pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) error: Cow<'static, str>,
     pub(crate) reason: Cow<'static, str>,
+    /// The reason as JSON text, if a design function gave one that isn't a string.
+    pub(crate) reason_json: Option<Box<str>>,
     /// An additional header: `Allow` of a 405, `Retry-After` of a 503.
     pub(crate) header: Option<(HeaderName, &'static str)>,
 }
@@ -26,7 +28,7 @@ impl ApiError {
         error: impl Into<Cow<'static, str>>,
         reason: impl Into<Cow<'static, str>>,
     ) -> ApiError {
-        ApiError { status, error: error.into(), reason: reason.into(), header: None }
+        ApiError { status, error: error.into(), reason: reason.into(), reason_json: None, header: None }
     }
 
     pub(crate) fn bad_request(reason: impl Into<Cow<'static, str>>) -> ApiError {
@@ -127,14 +129,35 @@ impl ApiError {
         out.extend_from_slice(b"\"error\":");
         settee_doc::write_json_string(&self.error, out);
         out.extend_from_slice(b",\"reason\":");
-        settee_doc::write_json_string(&self.reason, out);
+        match &self.reason_json {
+            Some(json) => out.extend_from_slice(json.as_bytes()),
+            None => settee_doc::write_json_string(&self.reason, out),
+        }
     }
 }
 
 impl From<settee_doc::Error> for ApiError {
     fn from(error: settee_doc::Error) -> ApiError {
         let (status, name) = status_and_name(error.kind());
-        ApiError::new(status, name, error.to_string())
+        let name = error.function_error().map_or(Cow::Borrowed(name), |name| Cow::Owned(name.to_owned()));
+        let reason_json = error.reason_json().map(Into::into);
+        ApiError { reason_json, ..ApiError::new(status, name, error.to_string()) }
+    }
+}
+
+impl From<settee_js::Error> for ApiError {
+    /// CouchDB knows a few names of errors that design functions raise; others are 500.
+    fn from(error: settee_js::Error) -> ApiError {
+        let status = match error.error() {
+            "bad_request" => StatusCode::BAD_REQUEST,
+            "unauthorized" => StatusCode::UNAUTHORIZED,
+            "forbidden" => StatusCode::FORBIDDEN,
+            "not_found" => StatusCode::NOT_FOUND,
+            "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
+            "not_acceptable" => StatusCode::NOT_ACCEPTABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, error.error().to_owned(), error.reason())
     }
 }
 
@@ -203,7 +226,10 @@ fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::NoDescriptor | ErrorKind::Stopped => {
             (StatusCode::SERVICE_UNAVAILABLE, "service unavailable")
         }
-        ErrorKind::NotImplemented => (StatusCode::NOT_IMPLEMENTED, "not_implemented"),
+        ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "forbidden"),
+        ErrorKind::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
+        ErrorKind::Uncompilable => (StatusCode::BAD_REQUEST, "compilation_error"),
+        ErrorKind::FunctionFailed => (StatusCode::INTERNAL_SERVER_ERROR, "unknown_error"),
         ErrorKind::InUse => (StatusCode::CONFLICT, "conflict"),
         ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error"),
     }

@@ -50,6 +50,13 @@ pub(crate) fn quoted_seq(database: &Database, seq: Seq, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
+/// A text as a JSON string.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len() + 2);
+    settee_doc::write_json_string(text, &mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
 /// A string, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);

@@ -17,8 +17,8 @@
 //! This crate knows nothing of file formats.
 //!
 //! Modules in layers, each importing only those above it in this list: vocabulary (`error` to `uuids`); bodies,
-//! responses, authentication, figures and settings; `context`, the state that handlers share; the handlers, by
-//! topic; `server`, which routes requests to them.
+//! responses, authentication, JavaScript contexts, figures and settings; `context`, the state that handlers share;
+//! the handlers, by topic; `server`, which routes requests to them.
 
 #![cfg_attr(
     test,
@@ -37,6 +37,7 @@ mod view;
 
 mod auth;
 mod body;
+mod javascript;
 mod metrics;
 mod response;
 mod settings;
@@ -47,6 +48,7 @@ mod admin;
 mod changes;
 mod database;
 mod document;
+mod functions;
 mod mango;
 
 mod server;

@@ -120,14 +120,15 @@ pub(crate) fn boolean(value: &str) -> Result<bool, ApiError> {
     } else if value.eq_ignore_ascii_case("false") {
         Ok(false)
     } else {
-        Err(ApiError::query_parse_error(format!("Invalid boolean parameter: {}", quoted(value))))
+        Err(ApiError::query_parse_error(format!("Invalid boolean parameter: {}", json::quoted(value))))
     }
 }
 
 /// Parses a number that isn't negative.
 pub(crate) fn positive(value: &str) -> Result<u64, ApiError> {
-    let negative =
-        || ApiError::query_parse_error(format!("Invalid value for positive integer: {}", quoted(value)));
+    let negative = || {
+        ApiError::query_parse_error(format!("Invalid value for positive integer: {}", json::quoted(value)))
+    };
     integer(value)?.ok_or_else(negative)
 }
 
@@ -136,15 +137,10 @@ pub(crate) fn integer(value: &str) -> Result<Option<u64>, ApiError> {
     match value.parse::<i128>() {
         Ok(number) if number < 0 => Ok(None),
         Ok(number) => Ok(Some(u64::try_from(number).unwrap_or(u64::MAX))),
-        Err(_) => Err(ApiError::query_parse_error(format!("Invalid value for integer: {}", quoted(value)))),
+        Err(_) => {
+            Err(ApiError::query_parse_error(format!("Invalid value for integer: {}", json::quoted(value))))
+        }
     }
-}
-
-/// The value as a JSON string, as in CouchDB's reasons.
-fn quoted(value: &str) -> String {
-    let mut text = Vec::with_capacity(value.len() + 2);
-    settee_doc::write_json_string(value, &mut text);
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// The value, if it is valid JSON.

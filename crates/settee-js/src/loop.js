@@ -37,6 +37,8 @@
   ];
   const LENGTH_FREE = 1000;
   const ELEMENTS_PER_TICK = 5000;
+  const CONVERSIONS = ['toString', 'valueOf', Symbol.toPrimitive];
+  const SPREADABLE = Symbol.isConcatSpreadable;
 
   function pay(target) {
     if (target === null || (typeof target !== 'object' && typeof target !== 'function')) return;
@@ -45,14 +47,43 @@
     if (length > LENGTH_FREE && useTicks(length / ELEMENTS_PER_TICK)) for (;;);
   }
 
+  const CONVERTED_DEPTH_MAX = 4;
+
+  // Whether a value converts to the same number each time: no function of the caller's takes part.
+  function convertsAlike(value, depth) {
+    if (value === null || typeof value !== 'object') return typeof value !== 'function';
+    if (depth === CONVERTED_DEPTH_MAX) return false;
+    for (let i = 0; i < CONVERSIONS.length; i++) {
+      const descriptor = descriptorOf(value, CONVERSIONS[i]);
+      if (descriptor !== undefined && (!hasOwn(descriptor, 'value') || typeof descriptor.value === 'function')) {
+        return false;
+      }
+    }
+    if (!arrayTest(value)) return true;
+    if (value.length > LENGTH_FREE) return false;
+    for (let i = 0; i < value.length; i++) {
+      const descriptor = descriptorOf(value, i);
+      if (descriptor !== undefined && !(hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, depth + 1))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // A length that is computed could be another one when the built-in reads it.
   function requirePlainLength(target) {
     for (let holder = target; holder !== null; holder = prototypeOf(holder)) {
       const descriptor = descriptorOf(holder, 'length');
       if (descriptor === undefined) continue;
-      if (hasOwn(descriptor, 'value') && typeof descriptor.value !== 'object') return;
+      if (hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, 0)) return;
       throw new TypeError('the length of an array-like object must be a plain property');
     }
+  }
+
+  // `concat` copies the elements of arrays, and of what says that it is like one.
+  function payForElements(value) {
+    if (value === null || typeof value !== 'object') return;
+    if (arrayTest(value) || value[SPREADABLE]) pay(value);
   }
 
   function replaceMethod(holder, name, method) {
@@ -65,7 +96,7 @@
     const paid = {
       [name](...rest) {
         pay(this);
-        if (name === 'concat') for (let i = 0; i < rest.length; i++) pay(rest[i]);
+        if (name === 'concat') for (let i = 0; i < rest.length; i++) payForElements(rest[i]);
         return apply(method, this, rest);
       },
     };

@@ -28,8 +28,11 @@ struct Due {
 }
 
 impl Views {
-    /// Builds indexes after writes, until the future is dropped.
+    /// Builds indexes after writes, until the future is dropped; never if the options say so.
     pub async fn keep_up(self: Arc<Views>, databases: Arc<Databases>) {
+        if !self.options().autoupdate {
+            return std::future::pending().await;
+        }
         let due = Arc::new(Mutex::new(Due::default()));
         let permits = Arc::new(Semaphore::new(DATABASES_AT_ONCE));
         let mut since = databases.last_event();

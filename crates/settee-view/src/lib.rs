@@ -20,6 +20,7 @@ pub mod mango;
 mod mapper;
 mod mappers;
 mod merge;
+mod planned;
 mod progress;
 mod query;
 mod read;

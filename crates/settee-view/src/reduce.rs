@@ -452,7 +452,7 @@ impl Reduction for IndexReduction {
     }
 }
 
-/// The size that stands for [`Reduced::Unknown`].
+/// The size that means [`Reduced::Unknown`].
 const UNKNOWN: u16 = u16::MAX;
 
 const _: () = assert!(VALUES_BYTES_MAX + 6 + 2 * REDUCERS_MAX <= SUMMARY_SIZE_MAX);

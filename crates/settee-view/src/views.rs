@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. A file is open once: views that share a map function share the [`Index`].
-//! 2. At most [`ViewsOptions::designs_max`] design documents' indexes are kept open beside those in use.
+//! 2. At most [`ViewsOptions::open_designs_max`] design documents' indexes are kept open beside those in use.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -23,10 +23,11 @@ use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
 use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
-use crate::javascript::{JavascriptMapper, JavascriptReduces};
+use crate::javascript::JavascriptReduces;
 use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
+use crate::planned::{PlannedMapper, Plans};
 use crate::progress::Progress;
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
@@ -38,26 +39,29 @@ const DIRECTORY: &str = "views";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ViewsOptions {
     /// Bytes of index nodes that are cached; default 64 MiB.
-    pub cache_bytes: usize,
+    pub cache_bytes_max: usize,
     /// Bytes of mapped rows that are merged into the indexes at once; default 32 MiB.
     pub merge_bytes: usize,
     /// Number of design documents whose indexes stay open while nobody uses them; default 100.
-    pub designs_max: usize,
+    pub open_designs_max: usize,
     /// Memory of a JavaScript context in bytes; default 64 MiB.
     pub javascript_bytes_max: usize,
     /// Ticks that a JavaScript function may use for one document: see [`settee_js::Limits`].
     pub javascript_ticks_max: u64,
+    /// Whether indexes are built in the background after writes; default true.
+    pub autoupdate: bool,
 }
 
 impl Default for ViewsOptions {
     fn default() -> ViewsOptions {
         let Limits { memory_bytes, ticks, .. } = Limits::default();
         ViewsOptions {
-            cache_bytes: 64 << 20,
+            cache_bytes_max: 64 << 20,
             merge_bytes: 32 << 20,
-            designs_max: 100,
+            open_designs_max: 100,
             javascript_bytes_max: memory_bytes,
             javascript_ticks_max: ticks,
+            autoupdate: true,
         }
     }
 }
@@ -104,6 +108,7 @@ pub struct DesignViews {
     merge_bytes: usize,
     indexes: IndexList,
     mappers: Arc<Mappers>,
+    plans: Arc<Plans>,
     progress: Arc<Progress>,
     started_us: AtomicU64,
     /// Held by the build in progress.
@@ -145,6 +150,8 @@ pub struct DesignInfo {
     pub waiting_count: u64,
     /// Views that are stopped, with the reason.
     pub stopped: Vec<(String, ViewError)>,
+    /// How each view's map function runs: as a plan over the documents' text, or in the engine and why.
+    pub runs: Vec<(String, String)>,
 }
 
 impl Views {
@@ -154,11 +161,15 @@ impl Views {
             env: databases.env().clone(),
             directory: databases.directory().join(DIRECTORY),
             options,
-            cache: Arc::new(NodeCache::new(options.cache_bytes)),
+            cache: Arc::new(NodeCache::new(options.cache_bytes_max)),
             designs: Mutex::default(),
             indexes: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
         }
+    }
+
+    pub(crate) fn options(&self) -> &ViewsOptions {
+        &self.options
     }
 
     /// The indexes of a design document as it is now.
@@ -200,13 +211,13 @@ impl Views {
         Some(found.clone())
     }
 
-    /// Keeps a design document's indexes open, and lets go of those that were used longest ago.
+    /// Keeps a design document's indexes open, and releases the least recently used ones.
     fn keep(&self, key: (Incarnation, String), opened: &Arc<DesignViews>) {
         let mut designs = lock(&self.designs);
         designs.use_count += 1;
         opened.used_at.store(designs.use_count, Ordering::Relaxed);
         designs.open.insert(key, opened.clone());
-        while designs.open.len() > self.options.designs_max {
+        while designs.open.len() > self.options.open_designs_max {
             let used_at = |views: &Arc<DesignViews>| views.used_at.load(Ordering::Relaxed);
             let oldest =
                 designs.open.iter().min_by_key(|(_, views)| used_at(views)).map(|(key, _)| key.clone());
@@ -249,8 +260,13 @@ impl Views {
             index.add_reduces(&reduces).await?;
             indexes.push(index);
         }
-        let of_mapper = design.clone();
-        let make_mapper = Box::new(move || mapper_of(&of_mapper, limits));
+        let plans = match design.language {
+            Language::Javascript => Plans::compile(design.lib.as_deref(), &sources_of(&design)),
+            Language::Query | Language::Other(_) => Plans::compile(None, &[]),
+        };
+        let plans = Arc::new(plans);
+        let (of_mapper, plans_of_mapper) = (design.clone(), plans.clone());
+        let make_mapper = Box::new(move || mapper_of(&of_mapper, &plans_of_mapper, limits));
         Ok(DesignViews {
             design,
             revision,
@@ -259,6 +275,7 @@ impl Views {
             merge_bytes: self.options.merge_bytes,
             indexes,
             mappers: Arc::new(Mappers::new(make_mapper)),
+            plans,
             progress: Arc::default(),
             started_us: AtomicU64::new(0),
             building: Arc::default(),
@@ -459,7 +476,12 @@ impl DesignViews {
             is_building,
             waiting_count: self.waiting.load(Ordering::Relaxed),
             stopped: Vec::new(),
+            runs: Vec::new(),
         };
+        if self.design.language == Language::Javascript {
+            let run = |view: &ViewDefinition| (view.name.clone(), self.plans.explain(view.map));
+            info.runs = self.design.views.iter().map(run).collect();
+        }
         for (place, index) in self.indexes.iter().enumerate() {
             let snapshot = index.snapshot();
             info.file_bytes += snapshot.file_bytes();
@@ -478,15 +500,19 @@ impl DesignViews {
     }
 }
 
-fn mapper_of(design: &Design, limits: Limits) -> Result<Box<dyn Mapper>> {
+fn mapper_of(design: &Design, plans: &Arc<Plans>, limits: Limits) -> Result<Box<dyn Mapper>> {
     if design.language == Language::Query {
         let definition = |map: &MapDefinition| {
             IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
         };
         return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
     }
-    let sources: Vec<&str> = design.maps.iter().map(|map| map.source.as_str()).collect();
-    Ok(Box::new(JavascriptMapper::new(design.lib.as_deref(), &sources, limits)?))
+    let sources = sources_of(design);
+    Ok(Box::new(PlannedMapper::new(plans.clone(), design.lib.as_deref(), &sources, limits)?))
+}
+
+fn sources_of(design: &Design) -> Vec<&str> {
+    design.maps.iter().map(|map| map.source.as_str()).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use settee_doc::{Databases, DatabasesOptions, ErrorKind};
+use settee_doc::{Databases, ErrorKind};
 use settee_io::{Env, ThreadOptions};
 
 use crate::output::print_stderr;
@@ -30,25 +30,20 @@ pub(crate) async fn open_existing(directory: &Path, while_served: &str) -> Resul
     if !has_databases(directory) {
         return Err(format!("there are no databases in {}", directory.display()).into());
     }
-    open_or_create(directory, while_served, false).await
+    open_or_create(directory, while_served).await
 }
 
 /// Opens a data directory like [`open_existing`], and creates it if it doesn't exist.
-/// `ignore_validation` is the setting of that name.
+/// Design functions aren't run: documents are stored unvalidated.
 ///
 /// # Errors
 /// The directory is in use, or can't be opened.
-pub(crate) async fn open_or_create(
-    directory: &Path,
-    while_served: &str,
-    ignore_validation: bool,
-) -> Result<Arc<Databases>, Error> {
+pub(crate) async fn open_or_create(directory: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
     if let Some(problem) = restrict_access(directory) {
         print_stderr!("settee: {problem}");
     }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let options = DatabasesOptions { ignore_validation, ..DatabasesOptions::default() };
-    Databases::open_with(env, &resolve_path(directory)?, options).await.map_err(|error| match error.kind() {
+    Databases::open(env, &resolve_path(directory)?).await.map_err(|error| match error.kind() {
         ErrorKind::InUse => format!("{error} (if a server has the directory open, {while_served})").into(),
         _ => error.into(),
     })

@@ -63,7 +63,7 @@ async fn dump(args: Args) -> CommandResult {
     if let Some(path) = &args.out {
         check_replaceable(path, args.force)?;
     }
-    let mut target = Target::open(&args.target, Options::default(), MissingDatabase::Refuse, false).await?;
+    let mut target = Target::open(&args.target, Options::default(), MissingDatabase::Refuse).await?;
     let (count, left_out) = match &args.out {
         None => {
             let mut writer = DocumentWriter::new(io::stdout().lock(), args.no_rev);

@@ -76,11 +76,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", env = "SETTEE_DOCUMENT_BYTES_MAX", default_value_t = Options::default().document_bytes_max)]
     document_bytes_max: usize,
 
-    /// Don't run validate_doc_update functions, and accept design documents that contain them. Only for a
-    /// data directory; a server has its own setting
-    #[arg(long, conflicts_with = "url")]
-    ignore_validation: bool,
-
     /// Skip and count documents that can't be read or are refused
     #[arg(long)]
     skip_errors: bool,
@@ -99,13 +94,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 async fn load(args: Args) -> CommandResult {
     let input = input::open(&args.file)?;
-    let target = Target::open(
-        &args.target,
-        args.options(),
-        MissingDatabase::of_load(args.create),
-        args.ignore_validation,
-    )
-    .await?;
+    let target = Target::open(&args.target, args.options(), MissingDatabase::of_load(args.create)).await?;
     let (mut loader, mut batches) = start_reader(target, input.size, input.reader, &args)?;
     let failed = loader.store_all(&mut batches).await;
     loader.finish(failed).await

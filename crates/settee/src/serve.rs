@@ -82,10 +82,10 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let limits = config.limits_text();
-    let ignores_validation = config.limits.databases.ignore_validation;
     let mut options = ServerOptions {
         admin: config.admin,
         limits: config.limits.http,
+        views: config.limits.views,
         trusted_proxies: config.trusted_proxies,
         config_file: Some(config.data_dir.join(settee_http::CONFIG_FILE)),
         access_log: config.access_log,
@@ -120,8 +120,8 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
         }
     };
     let admin = options.admin.as_ref().map(Admin::name);
-    log_start(address, &config.data_dir, admin, engine_name, ignores_validation);
-    print_start(address, &config.data_dir, admin, new_password.as_deref(), ignores_validation);
+    log_start(address, &config.data_dir, admin, engine_name);
+    print_start(address, &config.data_dir, admin, new_password.as_deref());
 
     let served = settee_http::serve(listener, databases.clone(), options, shutdown.requested()).await;
     databases.close().await?;
@@ -199,13 +199,7 @@ fn load_uuid_and_admin(
 }
 
 /// Prints the server's address, the administrator and an example request on stdout.
-fn print_start(
-    address: SocketAddr,
-    data_dir: &Path,
-    admin: Option<&str>,
-    new_password: Option<&str>,
-    ignores_validation: bool,
-) {
+fn print_start(address: SocketAddr, data_dir: &Path, admin: Option<&str>, new_password: Option<&str>) {
     let version = env!("CARGO_PKG_VERSION");
     let file = data_dir.join(ADMIN_FILE);
     let (user, admin_line) = match (admin, new_password) {
@@ -216,14 +210,10 @@ fn print_start(
         (Some(name), None) => (format!("-u {name} "), format!("Administrator: {name}")),
         (None, _) => (String::new(), format!("Administrator: {NO_ADMIN}")),
     };
-    let validation = match ignores_validation {
-        true => "ignore_validation is set: validate_doc_update functions are stored and not run.\n",
-        false => "",
-    };
     let text = format!(
         "Settee {version}, data in {}\n\
          listening on http://{address}/\n\
-         {admin_line}\n{validation}\
+         {admin_line}\n\
          Open http://{address}/ or try:\n  \
          curl {user}-X PUT http://{address}/hello\n",
         data_dir.display()
@@ -234,24 +224,15 @@ fn print_start(
 }
 
 /// Logs the listening address and the settings.
-fn log_start(
-    address: SocketAddr,
-    data_dir: &Path,
-    admin: Option<&str>,
-    engine: &str,
-    ignores_validation: bool,
-) {
+fn log_start(address: SocketAddr, data_dir: &Path, admin: Option<&str>, engine: &str) {
     let version = env!("CARGO_PKG_VERSION");
     let (data_dir, admin) = (data_dir.display(), admin.unwrap_or(NO_ADMIN));
-    let ignore_validation =
-        ignores_validation.then_some("validate_doc_update functions are stored and not run");
     tracing::info!(
         target: START_TARGET,
         %version,
         %data_dir,
         admin,
         engine,
-        ignore_validation,
         "listening on http://{address}/"
     );
 }

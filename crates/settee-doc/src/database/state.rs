@@ -19,6 +19,7 @@ use super::counters::{Counter, DatabaseCounters};
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
 use crate::attachments::{UnreferencedUpload, UnreferencedUploads};
+use crate::design_functions::Validator;
 use crate::documents::keys::{INTENT, chunk_key, decode_intent_key};
 use crate::documents::leaf_value::leaf_bytes_max;
 use crate::documents::{check_document_id, check_partitioned_id};
@@ -56,14 +57,13 @@ pub(crate) struct Identity {
 }
 
 /// The result of the scan for validation functions (`validate_doc_update`).
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(crate) enum Validation {
     /// No scan since a design document was written.
     #[default]
     Unknown,
     None,
-    /// The id of a design document that has one.
-    By(String),
+    By(Arc<dyn Validator>),
 }
 
 /// Called once after the first write, with the stage that it has reached.
@@ -131,7 +131,7 @@ impl Database {
             is_deleted,
             is_compacting,
             update_notifier: UpdateNotifier::default(),
-            rules: Arc::new(Rules::new(false)),
+            rules: Arc::new(Rules::default()),
             validation: Mutex::default(),
             env,
             unreferenced,

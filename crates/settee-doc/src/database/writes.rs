@@ -14,6 +14,7 @@ use super::counters::Counter;
 use super::state::Database;
 use super::update::{EditKind, NotifyOnDrop, ReadBefore, Updater};
 use crate::attachments::Content;
+use crate::documents::design::{DESIGN_PREFIX, view_functions};
 use crate::documents::keys::{LeafMeta, document_key};
 use crate::documents::leaf_value::LeafValue;
 use crate::documents::path::has_tail;
@@ -55,8 +56,8 @@ impl Database {
     ///
     /// # Errors
     /// Inner: why an edit was refused. `Conflict` if its revision isn't a leaf; `IllegalDocId`; `BadRequest`;
-    /// `TooLarge`; `MissingStub`; `PartitionOverflow`; `InvalidDesignDoc`; `NotImplemented` if a validation
-    /// function would have to check it; `Internal` or `NoDescriptor` if a read failed.
+    /// `TooLarge`; `MissingStub`; `PartitionOverflow`; `InvalidDesignDoc`; `Uncompilable`; `Forbidden`,
+    /// `Unauthorized` or `FunctionFailed` by a validation function; `Internal` or `NoDescriptor` if a read failed.
     ///
     /// Outer: in a partitioned database `IllegalDocId` or `IllegalPartition`, and nothing was changed.
     /// `NotFound` if the database was deleted; `NoSpace`; `NoDescriptor`; `Stopped`; `Internal`: the edits
@@ -102,13 +103,40 @@ impl Database {
     async fn read_for(&self, edits: &[Edit], kind: EditKind) -> ReadBefore {
         let snapshot = self.store.snapshot();
         let keys = edits.iter().map(|edit| document_key(&edit.id)).collect();
-        let Ok(lookup) = self.store.look_up_in(&snapshot, keys).await else { return ReadBefore::default() };
+        let uncompilable = self.compile_views(edits).await;
+        let Ok(lookup) = self.store.look_up_in(&snapshot, keys).await else {
+            return ReadBefore { uncompilable, ..ReadBefore::default() };
+        };
         let tails = match kind {
             EditKind::Interactive => read_tails(&snapshot, &lookup, edits).await,
             // A replica mostly sends complete paths.
             EditKind::Replicated => HashMap::new(),
         };
-        ReadBefore { lookup: Some(lookup), tails }
+        let validated = match kind {
+            EditKind::Interactive => self.validate_ahead(edits).await,
+            // Which leaf a replica replaces depends on the whole tree.
+            EditKind::Replicated => HashMap::new(),
+        };
+        ReadBefore { lookup: Some(lookup), tails, uncompilable, validated }
+    }
+
+    /// Compiles the view functions of design documents. Returns the errors by the edits' indexes.
+    async fn compile_views(&self, edits: &[Edit]) -> HashMap<usize, Error> {
+        let mut errors = HashMap::new();
+        let Some(functions) = self.rules.design_functions() else { return errors };
+        for (index, edit) in edits.iter().enumerate() {
+            if edit.deleted || !edit.id.starts_with(DESIGN_PREFIX) {
+                continue;
+            }
+            // The updater reports members of wrong types.
+            let Ok(sources) = view_functions(&edit.body()) else { continue };
+            if !sources.is_empty()
+                && let Err(error) = functions.compile(sources).await
+            {
+                errors.insert(index, error);
+            }
+        }
+        errors
     }
 
     /// Removes revisions permanently, if they are leaves, with everything that no other leaf shares. Each

@@ -15,9 +15,6 @@ pub struct DatabasesOptions {
     pub open_databases_max: usize,
     /// Time in seconds after which an idle database is closed, at least 1; default 60.
     pub database_idle_s: u64,
-    /// Whether design documents with `validate_doc_update`, which isn't run, are stored, and documents in
-    /// their databases too; default false. Otherwise both are refused with `NotImplemented`.
-    pub ignore_validation: bool,
     /// The limits of the databases' indexes and background jobs.
     pub store: StoreLimits,
 }
@@ -28,7 +25,6 @@ impl Default for DatabasesOptions {
             log: LogOptions::DEFAULT,
             open_databases_max: 1000,
             database_idle_s: 60,
-            ignore_validation: false,
             store: StoreLimits::default(),
         }
     }

@@ -20,6 +20,7 @@ use super::state::DatabasesInner;
 use super::tasks::{CompactionTask, Tasks};
 use super::upgrade;
 use crate::database::{Database, check_checkpoints};
+use crate::design_functions::DesignFunctions;
 use crate::events::Updates;
 use crate::rules::Rules;
 use crate::stats::Stats;
@@ -69,7 +70,7 @@ impl Databases {
             directory: directory.to_path_buf(),
             options,
             resources,
-            rules: Arc::new(Rules::new(options.ignore_validation)),
+            rules: Arc::new(Rules::default()),
             catalogue,
             slots,
             updates,
@@ -152,6 +153,14 @@ impl Databases {
     /// later edits of all databases. Initially there is no limit.
     pub fn set_partition_bytes_max(&self, bytes: u64) {
         self.inner.rules.set_partition_bytes_max(bytes);
+    }
+
+    /// Sets what compiles and runs design functions, for all databases; to be called before the first write.
+    /// Without it, design documents aren't compiled and documents aren't validated. A second call has no effect.
+    pub fn set_design_functions(&self, functions: Arc<dyn DesignFunctions>) {
+        if !self.inner.rules.set_design_functions(functions) {
+            tracing::warn!("design functions were set twice");
+        }
     }
 
     /// Starts a compaction of a database in the background, unless one is in progress.

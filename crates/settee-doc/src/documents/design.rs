@@ -1,7 +1,7 @@
 //! Design documents: checks of their members' types before they are stored.
 //!
 //! A body is inspected member by member, each as raw text: only names are parsed, whatever the size of the
-//! design document. The functions in it aren't inspected.
+//! design document. The functions in it are compiled elsewhere: see `design_functions`.
 //!
 //! Source: `validate_ddoc_fields` and `validate` of CouchDB 3.5.0's `couch_mrview`.
 
@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
+use crate::design_functions::ViewFunction;
 use crate::json;
 use crate::{Error, ErrorKind, Result};
 
@@ -100,6 +101,30 @@ pub(crate) fn has_validation(body: &[u8]) -> Result<bool> {
     let text = in_braces(body);
     let is_function = |value: &&RawValue| JsonType::of(value) == JsonType::String;
     Ok(member(&members(&text)?, VALIDATION).filter(is_function).is_some())
+}
+
+/// The JavaScript functions of the views of a design document, given as a body without braces and of the right
+/// types: map before reduce functions of each view. Built-in reduce functions are left out.
+pub(crate) fn view_functions(body: &[u8]) -> Result<Vec<ViewFunction>> {
+    let text = in_braces(body);
+    let document = members(&text)?;
+    let language = member(&document, "language").and_then(json::string);
+    let mut functions = Vec::new();
+    if !matches!(language.as_deref(), None | Some("javascript")) {
+        return Ok(functions);
+    }
+    let Some(views) = object(&document, "views", "")? else { return Ok(functions) };
+    for (name, value) in views.0.iter().filter(|(name, _)| *name != "lib") {
+        let view = members(value.get().as_bytes())?;
+        for (kind, is_reduce) in [("map", false), ("reduce", true)] {
+            let source = member(&view, kind).and_then(json::string);
+            if let Some(source) = source.filter(|source| !is_reduce || !source.starts_with('_')) {
+                let (view, source) = (name.clone().into_owned(), source.into_owned());
+                functions.push(ViewFunction { view, is_reduce, source });
+            }
+        }
+    }
+    Ok(functions)
 }
 
 /// Largest number of members of an object in a design document.

@@ -113,12 +113,27 @@ impl Document {
         write_json_string(&self.id, out);
         out.extend_from_slice(b",\"_rev\":");
         self.revision.write_json(out);
+        self.write_deleted(out);
+    }
+
+    fn write_deleted(&self, out: &mut Vec<u8>) {
         if self.deleted {
             out.extend_from_slice(b",\"_deleted\":true");
         }
         if self.body_size() > 0 {
             out.push(b',');
         }
+    }
+
+    /// Appends the JSON text of a document that isn't stored yet: without its revision.
+    pub(crate) fn write_new_json(&self, out: &mut Vec<u8>) {
+        self.check_is_whole();
+        out.extend_from_slice(b"{\"_id\":");
+        write_json_string(&self.id, out);
+        self.write_deleted(out);
+        out.extend_from_slice(&self.body);
+        self.write_stubs(&Extras::default(), out);
+        out.push(b'}');
     }
 
     /// Appends the text behind its attachments.

@@ -22,3 +22,4 @@ mod revs_limit;
 mod subscribers;
 mod tails;
 mod upgrade;
+mod validation;

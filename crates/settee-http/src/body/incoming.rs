@@ -29,6 +29,8 @@ pub(crate) const UNAUTHENTICATED_BODIES_MAX: usize = 1024;
 /// average.
 pub(crate) struct RequestBody {
     incoming: Incoming,
+    /// The body of a rewritten request, instead of the one that arrives. `None` inside once it was read.
+    replaced: Option<Option<Bytes>>,
     /// The set that the request joins while it waits; None once it is authenticated.
     unauthenticated: Option<Arc<EvictingSet>>,
     /// The membership in that set, from the first wait on.
@@ -44,7 +46,12 @@ impl RequestBody {
     pub(crate) fn new(incoming: Incoming, unauthenticated: Arc<EvictingSet>) -> RequestBody {
         let (received, waited) = (0, Duration::ZERO);
         let unauthenticated = Some(unauthenticated);
-        RequestBody { incoming, unauthenticated, member: None, received, waited, error: None }
+        RequestBody { incoming, replaced: None, unauthenticated, member: None, received, waited, error: None }
+    }
+
+    /// Replaces the body, after the one that arrived was read.
+    pub(crate) fn replace(&mut self, text: Bytes) {
+        self.replaced = Some(Some(text).filter(|text| !text.is_empty()));
     }
 
     /// Applies the limits for authenticated requests from now on.
@@ -64,12 +71,15 @@ impl RequestBody {
 
     /// The declared length less the bytes read; None for a chunked body.
     pub(crate) fn declared_bytes(&self) -> Option<u64> {
-        self.incoming.size_hint().exact()
+        match &self.replaced {
+            Some(text) => Some(text.as_ref().map_or(0, |text| text.len() as u64)),
+            None => self.incoming.size_hint().exact(),
+        }
     }
 
     /// Whether the whole body was read.
     pub(crate) fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.replaced.as_ref().map_or_else(|| self.incoming.is_end_stream(), Option::is_none)
     }
 
     /// Largest body in bytes that the request may have.
@@ -88,6 +98,9 @@ impl RequestBody {
     pub(crate) async fn next_data(&mut self, limits: &Limits) -> Result<Option<Bytes>, ApiError> {
         if let Some(error) = &self.error {
             return Err(error.clone());
+        }
+        if let Some(text) = &mut self.replaced {
+            return Ok(text.take());
         }
         let next = self.wait_for_data(limits).await;
         if let Err(error) = &next {

@@ -12,6 +12,8 @@
 //!    with a large body or the content of attachments.
 //! 3. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
 
+mod filtered;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -227,8 +229,9 @@ impl Feed {
     async fn send_scanned(&mut self, snapshot: &Snapshot, out: &mut ResponseWriter) -> Result<(), ApiError> {
         let mut rows = snapshot.changes(self.after(), self.descending);
         if self.needs_bodies() {
-            // The number of rows that match a selector isn't known in advance.
-            let limit = if self.filter.selected().is_some() { u64::MAX } else { self.rows_left };
+            // The number of rows that match a selector, or pass a function, isn't known in advance.
+            let is_unknown = self.filter.selected().is_some() || self.filter.function().is_some();
+            let limit = if is_unknown { u64::MAX } else { self.rows_left };
             let filter = self.filter.clone();
             let passes: IdFilter = Box::new(move |id| filter.passes(id));
             let is_by_id = matches!(*self.filter, Filter::DocIds(_) | Filter::Design);
@@ -259,6 +262,7 @@ impl Feed {
     /// Whether rows need their documents' bodies.
     fn needs_bodies(&self) -> bool {
         self.document_options.is_some()
+            || self.filter.function().is_some()
             || self.filter.selected().is_some_and(|selected| selected.selector.needs_body())
     }
 
@@ -270,18 +274,12 @@ impl Feed {
         mut documents: Documents<OrderedDocuments>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
+        if let Some(function) = self.filter.function().cloned() {
+            return self.send_filtered(snapshot, &function, documents, out).await;
+        }
         let mut skipped = 0;
         while self.may_send() {
-            let row = match self.heartbeat {
-                None => documents.next().await?,
-                Some(heartbeat) => match tokio::time::timeout(heartbeat, documents.next()).await {
-                    Ok(row) => row?,
-                    Err(_) => {
-                        self.beat(out).await?;
-                        continue;
-                    }
-                },
-            };
+            let row = self.next_document(&mut documents, out).await?;
             let Some(DocumentRow { key: id, winner }) = row else { break };
             let winner = winner.expect("a change has a document");
             if self.needs_bodies() {
@@ -294,6 +292,21 @@ impl Feed {
             self.skip_row(&mut skipped, out).await?;
         }
         Ok(())
+    }
+
+    /// The next document. Sends heartbeats while it waits for reads.
+    async fn next_document(
+        &mut self,
+        documents: &mut Documents<OrderedDocuments>,
+        out: &mut ResponseWriter,
+    ) -> Result<Option<DocumentRow<String>>, ApiError> {
+        let Some(heartbeat) = self.heartbeat else { return Ok(documents.next().await?) };
+        loop {
+            match tokio::time::timeout(heartbeat, documents.next()).await {
+                Ok(row) => return Ok(row?),
+                Err(_) => self.beat(out).await?,
+            }
+        }
     }
 
     /// Counts a row that didn't pass. Yields to other tasks, and sends a heartbeat if one is due.
@@ -319,7 +332,19 @@ impl Feed {
             self.pass_over(summary.seq);
             return Ok(());
         }
-        self.begin_row(&document.id, summary, &revisions, &mut out.buffer);
+        self.send_row(snapshot, summary, document, &revisions, out).await
+    }
+
+    /// Sends the row of a document that passes.
+    async fn send_row(
+        &mut self,
+        snapshot: &Snapshot,
+        summary: &Summary,
+        document: Document,
+        revisions: &[Revision],
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
+        self.begin_row(&document.id, summary, revisions, &mut out.buffer);
         if let Some(document_options) = &self.document_options {
             out.buffer.extend_from_slice(b",\"doc\":");
             let extras = document_options.extras(snapshot, &document).await?;

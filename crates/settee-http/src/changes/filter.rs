@@ -1,10 +1,12 @@
-//! Selects the changes to send: all, those of listed documents, or those whose documents match.
+//! Selects the changes to send: all, those of listed documents, those whose documents match, or
+//! those that pass a function.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use settee_doc::{Fields, Selector, SelectorError};
 
+use super::function_filter::{FunctionFilter, FunctionName};
 use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::json;
@@ -20,6 +22,9 @@ pub(super) enum Filter {
     DocIds(HashSet<String>),
     Design,
     Selector(Arc<Selected>),
+    /// A function that wasn't looked up yet.
+    Named(FunctionName),
+    Function(Arc<FunctionFilter>),
 }
 
 /// The documents that match a selector.
@@ -85,7 +90,7 @@ impl Filter {
                 let sent = body.unwrap_or_default();
                 parse_selected(sent.selector, sent.fields)
             }
-            Some("_view") => Err(view_filter(&params.view)),
+            Some("_view") => view_filter(&params.view),
             Some(name) if name.starts_with('_') => Err(ApiError::bad_request("unknown builtin filter name")),
             Some(name) => function_filter(name),
         }
@@ -94,7 +99,7 @@ impl Filter {
     /// Whether a change passes by the document's id.
     pub(super) fn passes(&self, id: &str) -> bool {
         match self {
-            Filter::All | Filter::Selector(_) => true,
+            Filter::All | Filter::Selector(_) | Filter::Named(_) | Filter::Function(_) => true,
             Filter::DocIds(ids) => ids.contains(id),
             Filter::Design => id.starts_with("_design/"),
         }
@@ -103,7 +108,14 @@ impl Filter {
     pub(super) fn selected(&self) -> Option<&Arc<Selected>> {
         match self {
             Filter::Selector(selected) => Some(selected),
-            Filter::All | Filter::DocIds(_) | Filter::Design => None,
+            _ => None,
+        }
+    }
+
+    pub(super) fn function(&self) -> Option<&Arc<FunctionFilter>> {
+        match self {
+            Filter::Function(function) => Some(function),
+            _ => None,
         }
     }
 }
@@ -125,25 +137,20 @@ fn parse_selected(selector: Option<&str>, fields: Option<&str>) -> Result<Filter
     Ok(Filter::Selector(Arc::new(Selected { selector, fields })))
 }
 
-/// Number of names separated by slashes. As in CouchDB, empty ones don't count.
-fn parts_of(name: &str) -> usize {
-    name.split('/').filter(|part| !part.is_empty()).count()
-}
-
-fn view_filter(view: &str) -> ApiError {
-    match (view, parts_of(view)) {
-        ("", _) => ApiError::bad_request("`view` filter parameter is not provided."),
-        (_, 2) => ApiError::not_implemented("The filter _view is not implemented yet."),
-        _ => ApiError::bad_request("`view` must be of the form `designname/viewname`"),
+fn view_filter(view: &str) -> Result<Filter, ApiError> {
+    if view.is_empty() {
+        return Err(ApiError::bad_request("`view` filter parameter is not provided."));
     }
+    let bad = || ApiError::bad_request("`view` must be of the form `designname/viewname`");
+    FunctionName::parse(view, true).map(Filter::Named).ok_or_else(bad)
 }
 
 fn function_filter(name: &str) -> Result<Filter, ApiError> {
-    match parts_of(name) {
-        0 => Ok(Filter::All),
-        2 => Err(ApiError::not_implemented(format!("The filter {name} is not implemented yet."))),
-        _ => Err(ApiError::bad_request("`filter` must be of the form `designname/filtername`")),
+    if name.split('/').all(str::is_empty) {
+        return Ok(Filter::All);
     }
+    let bad = || ApiError::bad_request("`filter` must be of the form `designname/filtername`");
+    FunctionName::parse(name, false).map(Filter::Named).ok_or_else(bad)
 }
 
 #[cfg(test)]
@@ -162,8 +169,8 @@ mod tests {
     fn a_filter_that_is_a_function_has_two_names() {
         assert!(matches!(function_filter("/"), Ok(Filter::All)));
         let status = |name| function_filter(name).err().map(|failure| failure.status.as_u16());
-        assert_eq!((status("a/b"), status("a"), status("a/b/c")), (Some(501), Some(400), Some(400)));
-        let status = |view| view_filter(view).status.as_u16();
-        assert_eq!((status(""), status("a/b"), status("a")), (400, 501, 400));
+        assert_eq!((status("a/b"), status("a"), status("a/b/c")), (None, Some(400), Some(400)));
+        let status = |view| view_filter(view).err().map(|failure| failure.status.as_u16());
+        assert_eq!((status(""), status("a/b"), status("a")), (Some(400), None, Some(400)));
     }
 }

@@ -10,6 +10,7 @@ use settee_doc::{Database, Seq};
 use super::args::{Args, Kind};
 use super::feed::Feed;
 use super::filter::{Filter, FilterBody, FilterParams};
+use super::function_filter::FunctionFilter;
 use crate::body::{self, BodyBudget};
 use crate::context::{RequestContext, matches_tag, not_modified};
 use crate::error::ApiError;
@@ -32,6 +33,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let args = Args::parse(context);
     let params = FilterParams::of(context, args.as_ref().ok().and_then(|args| args.filter.clone()));
     // The feed holds the memory of its ids or selector.
+    let text = body.as_ref().map(|body| body.text.clone());
     let (filter, permit) = match body {
         None => (Filter::parse(&params, None), None),
         Some(body) => {
@@ -45,7 +47,11 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
         }
     };
     let args = args?;
-    let filter = filter?;
+    let mut filter = filter?;
+    if let Filter::Named(name) = filter {
+        let text = text.as_ref().and_then(|text| std::str::from_utf8(text).ok());
+        filter = Filter::Function(Arc::new(FunctionFilter::open(context, &database, name, text).await?));
+    }
     let since = match args.since.as_deref() {
         Some(text) => database.parse_since(text)?,
         None => Seq(0),

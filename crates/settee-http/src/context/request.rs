@@ -31,6 +31,15 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) body: &'a mut RequestBody,
     pub(crate) caller: Caller,
     pub(crate) connection_memory: &'a Arc<ConnectionMemory>,
+    /// The request to be answered instead of this one, whose response is dropped.
+    pub(crate) rewritten: Option<Box<RewrittenRequest>>,
+}
+
+/// A request that a design document made of another one.
+pub(crate) struct RewrittenRequest {
+    pub(crate) head: Parts,
+    /// Its body, if that was read or replaced.
+    pub(crate) body: Option<BufferedBody>,
 }
 
 impl<'a> RequestContext<'a> {
@@ -45,6 +54,19 @@ impl<'a> RequestContext<'a> {
     /// 503 if too many responses of the connection are unread.
     pub(crate) fn check_response(&self, bytes: usize) -> Result<(), ApiError> {
         self.connection_memory.check(bytes)
+    }
+
+    /// The same request with another head.
+    pub(crate) fn with_head<'b>(&'b mut self, head: &'b Parts) -> RequestContext<'b> {
+        RequestContext {
+            shared: self.shared,
+            server: self.server,
+            head,
+            body: &mut *self.body,
+            caller: self.caller,
+            connection_memory: self.connection_memory,
+            rewritten: None,
+        }
     }
 
     pub(crate) fn method(&self) -> &'a Method {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use settee_doc::Databases;
-use settee_view::{Views, ViewsOptions};
+use settee_view::Views;
 use tokio::sync::watch;
 
 use crate::auth::cors::Cors;
@@ -21,6 +21,7 @@ use crate::auth::{Admin, Auth};
 use crate::body::{BodyMemory, EvictingSet, UNAUTHENTICATED_BODIES_MAX};
 use crate::error::ApiError;
 use crate::identity;
+use crate::javascript::{Contexts, WriteFunctions};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::response::memory::ResponseMemory;
@@ -62,9 +63,12 @@ impl Shared {
         let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
             derived;
         databases.set_partition_bytes_max(partition_bytes_max);
+        let contexts = Arc::new(Contexts::default());
+        databases.set_design_functions(Arc::new(WriteFunctions::new(contexts.clone(), admin)));
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
-            views: Arc::new(Views::new(&databases, ViewsOptions::default())),
+            views: Arc::new(Views::new(&databases, options.views)),
+            contexts,
             databases,
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
@@ -179,6 +183,8 @@ fn document_options(limits: &Limits) -> settee_doc::Options {
 pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
     pub(crate) views: Arc<Views>,
+    /// The JavaScript contexts of design functions.
+    pub(crate) contexts: Arc<Contexts>,
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
     /// Whether `+` in a path decodes to a space.
@@ -202,6 +208,7 @@ impl Server {
         Server {
             databases: self.databases.clone(),
             views: self.views.clone(),
+            contexts: self.contexts.clone(),
             limits: self.limits.clone(),
             maintenance: self.maintenance,
             plus_is_space: self.plus_is_space,

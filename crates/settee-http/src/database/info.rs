@@ -5,7 +5,7 @@ use settee_doc::{Database, Seq};
 use crate::json;
 
 /// The response to `GET /{db}`.
-pub(super) fn info(database: &Database) -> Vec<u8> {
+pub(crate) fn info(database: &Database) -> Vec<u8> {
     let info = database.info();
     let mut text = Vec::with_capacity(512);
     let mut member = |name: &str, value: &dyn Fn(&mut Vec<u8>)| {

@@ -15,6 +15,7 @@ use crate::auth::Caller;
 use crate::body::RequestBody;
 use crate::context::{RequestContext, Server, Shared};
 use crate::error::ApiError;
+use crate::functions::request_object::Peer;
 use crate::metrics::endpoint::EndpointClass;
 use crate::response::memory::ConnectionMemory;
 use crate::response::{self, Body, compress};
@@ -42,6 +43,9 @@ pub(crate) async fn answer(
     checked: Result<(), ApiError>,
 ) -> Response<LoggedBody> {
     let (mut head, body) = request.into_parts();
+    if let Some(address) = address {
+        head.extensions.insert(Peer(address));
+    }
     let server = shared.load_current();
     let server: &Server = &server;
     let mut body = RequestBody::new(body, server.unauthenticated.clone());
@@ -167,8 +171,16 @@ async fn handle(
     if caller != Caller::Anonymous {
         body.authenticate();
     }
-    let mut response =
-        router::route(&mut RequestContext { shared, server, head, body, caller, connection_memory }).await?;
+    let mut response = router::route(&mut RequestContext {
+        shared,
+        server,
+        head,
+        body,
+        caller,
+        connection_memory,
+        rewritten: None,
+    })
+    .await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
         response::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
     }

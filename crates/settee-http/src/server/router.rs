@@ -6,17 +6,21 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use hyper::Method;
+use hyper::{Method, StatusCode, header};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use settee_doc::Database;
 
 use crate::admin::{backup, cluster, node, root, session, tasks};
 use crate::auth::Caller;
+use crate::body::BufferedBody;
 use crate::changes::{self, db_updates};
-use crate::context::RequestContext;
+use crate::context::{RequestContext, RewrittenRequest};
 use crate::database::all_docs::{self, Scope};
 use crate::database::{self, dbs_info, maintenance, names, partition, purge, shards};
 use crate::document::{self, attachment, bulk, bulk_get, local, revisions};
 use crate::error::ApiError;
+use crate::functions;
+use crate::javascript::DesignSource;
 use crate::mango;
 use crate::query::Segments;
 use crate::response::HandlerResult;
@@ -31,20 +35,29 @@ const DATABASE_UNIMPLEMENTED: &[&str] = &["_auto_purge", "_nouveau_cleanup", "_s
 
 /// Names below a design document that CouchDB has and that aren't implemented yet. Any other name is an
 /// attachment's.
-const DESIGN_UNIMPLEMENTED: &[&str] = &[
-    "_list",
-    "_nouveau",
-    "_nouveau_info",
-    "_rewrite",
-    "_search",
-    "_search_disk_size",
-    "_search_info",
-    "_show",
-    "_update",
-];
+const DESIGN_UNIMPLEMENTED: &[&str] =
+    &["_nouveau", "_nouveau_info", "_search", "_search_disk_size", "_search_info"];
 
-/// Routes a request to its handler.
+/// Routes a request to its handler, and then the requests that `_rewrite` makes of it, whose number is bounded there.
 pub(crate) async fn route(context: &mut RequestContext<'_>) -> HandlerResult {
+    let mut response = route_once(context).await?;
+    let mut next = context.rewritten.take();
+    let mut held = None;
+    while let Some(rewritten) = next {
+        let RewrittenRequest { head, body } = *rewritten;
+        if let Some(BufferedBody { text, permit }) = body {
+            context.body.replace(text);
+            held = Some(permit);
+        }
+        let mut inner = context.with_head(&head);
+        response = route_once(&mut inner).await?;
+        next = inner.rewritten.take();
+    }
+    drop(held);
+    Ok(response)
+}
+
+async fn route_once(context: &mut RequestContext<'_>) -> HandlerResult {
     let mut path = Segments::new(context.head.uri.path(), context.server.plus_is_space);
     let Some(first) = path.next()? else {
         return root::welcome(context);
@@ -187,6 +200,10 @@ async fn route_design(
         None => document::handle(context, database, &id).await,
         Some(below) if below == "_view" => view::route(context, database, &id, path, None).await,
         Some(below) if below == "_info" && path.at_end() => view::info(context, database, &id).await,
+        Some(below) if below == "_update" => functions::update(context, database, &id, path).await,
+        Some(below) if below == "_show" => functions::show(context, database, &id, path).await,
+        Some(below) if below == "_list" => list(context, database, &id, path).await,
+        Some(below) if below == "_rewrite" => functions::rewrite(context, database, &id, path).await,
         Some(below) if DESIGN_UNIMPLEMENTED.contains(&&*below) => Err(unimplemented(&below)),
         Some(first) => {
             let name = match path.rest()? {
@@ -196,6 +213,51 @@ async fn route_design(
             attachment::handle(context, database, &id, &name).await
         }
     }
+}
+
+/// Handles `_list/NAME/VIEW` and `_list/NAME/DESIGN/VIEW`: the view's handler answers the request's query, and the
+/// list function makes a response of that.
+async fn list(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+    design: &str,
+    mut path: Segments<'_>,
+) -> HandlerResult {
+    if !context.is_get() && *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("GET,POST,HEAD"));
+    }
+    let (Some(name), Some(first)) = (path.next()?, path.next()?) else { return Err(no_list()) };
+    let (of_view, view) = match path.next()? {
+        None => (design.to_owned(), first),
+        Some(view) if path.at_end() => (format!("_design/{first}"), view),
+        Some(_) => return Err(no_list()),
+    };
+    let source = DesignSource::read(&database, design).await?;
+    source.check_function("lists", &name)?;
+    let body = functions::read_list_body(context).await?;
+    if let Some(body) = &body {
+        context.body.replace(body.text.clone());
+    }
+    let mut head = context.head.clone();
+    if context.is_head() {
+        head.method = Method::GET;
+    }
+    // The body was decoded.
+    head.headers.remove(header::CONTENT_ENCODING);
+    let mut inner = context.with_head(&head);
+    let view_path = utf8_percent_encode(&view, NON_ALPHANUMERIC).to_string();
+    let response = match view.as_ref() {
+        "_all_docs" => all_docs::handle(&mut inner, database.clone(), Scope::All).await?,
+        _ => {
+            let path = Segments::new(&view_path, false);
+            view::route(&mut inner, database.clone(), &of_view, path, None).await?
+        }
+    };
+    functions::list(context, &database, &source, &name, body, response).await
+}
+
+fn no_list() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "list_error", "Invalid path.")
 }
 
 async fn route_local(

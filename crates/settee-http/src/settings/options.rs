@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use settee_view::ViewsOptions;
+
 use super::trusted_proxies::TrustedProxies;
 use crate::auth::Admin;
 use crate::limits::Limits;
@@ -19,6 +21,8 @@ pub struct ServerOptions {
     pub uuid: String,
     /// Limits of requests, connections and memory.
     pub limits: Limits,
+    /// Options of the indexes of views.
+    pub views: ViewsOptions,
     /// Proxies to whose connections `connections_per_address_max` doesn't apply.
     pub trusted_proxies: TrustedProxies,
     /// The file that stores the configuration set over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the data

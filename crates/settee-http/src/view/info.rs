@@ -21,8 +21,16 @@ pub(crate) async fn info(
         return Err(ApiError::method_not_allowed("GET"));
     }
     let views = context.server.views.design(&database, design).await?;
-    let DesignInfo { file_bytes, active_bytes, update_seq, purge_seq, is_building, waiting_count, stopped } =
-        views.info().await;
+    let DesignInfo {
+        file_bytes,
+        active_bytes,
+        update_seq,
+        purge_seq,
+        is_building,
+        waiting_count,
+        stopped,
+        runs,
+    } = views.info().await;
     let pending = database.snapshot().pending(update_seq).await?;
     let mut text = b"{\"name\":".to_vec();
     settee_doc::write_json_string(design.strip_prefix("_design/").unwrap_or(design), &mut text);
@@ -48,6 +56,18 @@ pub(crate) async fn info(
             settee_doc::write_json_string(view, &mut text);
             text.push(b':');
             json::object(&mut text, |text| ApiError::from(error.clone()).write_members(text));
+        }
+        text.push(b'}');
+    }
+    if !runs.is_empty() {
+        text.extend_from_slice(b",\"runs\":{");
+        for (index, (view, how)) in runs.iter().enumerate() {
+            if index > 0 {
+                text.push(b',');
+            }
+            settee_doc::write_json_string(view, &mut text);
+            text.push(b':');
+            settee_doc::write_json_string(how, &mut text);
         }
         text.push(b'}');
     }

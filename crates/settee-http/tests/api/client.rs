@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use settee_doc::{Databases, DatabasesOptions};
+use settee_doc::Databases;
 use settee_http::{Admin, Limits, ServeError, ServerOptions};
 use settee_io::{Engine, Env, ThreadEngine, ThreadOptions};
 use tempfile::TempDir;
@@ -63,26 +63,10 @@ impl Server {
 
     /// A server whose files go through `engine`.
     pub(crate) fn start_on(engine: Arc<dyn Engine>, directory: &Path, options: ServerOptions) -> Server {
-        Server::start_databases(engine, directory, options, DatabasesOptions::default())
-    }
-
-    /// A server that stores design documents with functions that would validate writes.
-    pub(crate) fn start_ignoring_validation(directory: &Path) -> Server {
-        let databases = DatabasesOptions { ignore_validation: true, ..DatabasesOptions::default() };
-        let engine = Arc::new(ThreadEngine::new(ThreadOptions::default()));
-        Server::start_databases(engine, directory, ServerOptions::default(), databases)
-    }
-
-    fn start_databases(
-        engine: Arc<dyn Engine>,
-        directory: &Path,
-        options: ServerOptions,
-        databases: DatabasesOptions,
-    ) -> Server {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let env = Env::with_engine(runtime.handle().clone(), engine);
-        let databases = runtime.block_on(Databases::open_with(env, directory, databases)).unwrap();
+        let databases = runtime.block_on(Databases::open(env, directory)).unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

@@ -67,7 +67,12 @@ impl Probe {
         let id = if is_partitioned { "p:doc" } else { "doc" };
         let docs = json!([
             {"_id": id, "_attachments": attachments},
-            {"_id": "_design/ddoc", "_attachments": attachments},
+            {"_id": "_design/ddoc", "_attachments": attachments, "views": {"view": {"map": "function(doc) {}"}},
+                "shows": {"function": "function() { return 'x' }"},
+                "lists": {"function": "function() { return 'x' }"},
+                "updates": {"function": "function(doc, req) { return [doc || {_id: req.uuid}, 'x'] }"},
+                "rewrites": [{"from": "path", "to": "_show/function"}]},
+            {"_id": "_design/other", "views": {"view": {"map": "function(doc) {}"}}},
             {"_id": "_local/doc"},
         ]);
         let body = json!({ "docs": docs }).to_string();

@@ -21,6 +21,7 @@ mod documents;
 mod endpoints;
 mod faults;
 mod flood;
+mod functions;
 mod fuzz;
 mod large;
 mod limits;

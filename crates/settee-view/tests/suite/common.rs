@@ -99,7 +99,8 @@ impl Subject {
             databases.create_closed("db").await.unwrap();
         }
         let database = databases.get("db").await.unwrap();
-        let options = ViewsOptions { merge_bytes: 4_000, cache_bytes: 64 << 10, ..ViewsOptions::default() };
+        let options =
+            ViewsOptions { merge_bytes: 4_000, cache_bytes_max: 64 << 10, ..ViewsOptions::default() };
         let views = Arc::new(Views::new(&databases, options));
         let subject = Subject { databases, database, views };
         if subject.database.snapshot().find(DESIGN).await.unwrap().is_none() {

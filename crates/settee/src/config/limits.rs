@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use settee_doc::DatabasesOptions;
 use settee_http::Limits;
 use settee_io::{PoolOptions, ThreadOptions};
+use settee_view::ViewsOptions;
 
 /// The limits of a server.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +15,7 @@ pub(crate) struct ServerLimits {
     pub(crate) http: Limits,
     /// The options of the databases, their logs and stores included.
     pub(crate) databases: DatabasesOptions,
+    pub(crate) views: ViewsOptions,
     pub(crate) buffers: PoolOptions,
     pub(crate) threads: ThreadOptions,
 }

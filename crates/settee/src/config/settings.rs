@@ -22,6 +22,7 @@ pub(super) const TABLES: &[(TableName, &str)] = &[
     ("limits", "Limits on clients"),
     ("databases", "Open databases"),
     ("store", "Memory and compaction of all databases together"),
+    ("views", "Indexes of views"),
     ("io", "Files"),
 ];
 
@@ -257,13 +258,6 @@ pub(super) const SETTINGS: &[Setting] = &[
          are left for files; if that is fewer, the log says so at start.",
     ),
     setting(
-        "databases",
-        "ignore_validation",
-        Kind::Switch(Some(field!(databases.ignore_validation))),
-        "Whether design documents with validate_doc_update, which isn't run yet, are stored, and documents \
-         in their databases. Otherwise both are refused (501).",
-    ),
-    setting(
         "store",
         "index_memory_bytes_max",
         Kind::Number(
@@ -322,6 +316,44 @@ pub(super) const SETTINGS: &[Setting] = &[
         "replaced_segments_max",
         Kind::Number(Limit::new(Count, field!(databases.store.replaced_segments_max)).within(0..=65_536)),
         "Segments that a request searches for bodies of replaced revisions; beyond them a body is missing. 0: none.",
+    ),
+    setting(
+        "views",
+        "view_autoupdate",
+        Kind::Switch(Some(field!(views.autoupdate))),
+        "Whether indexes are built in the background after writes, unless a design document has \
+         \"autoupdate\": false. Otherwise only queries build them.",
+    ),
+    setting(
+        "views",
+        "view_cache_bytes_max",
+        Kind::Number(Limit::new(Bytes, field!(views.cache_bytes_max)).within(64 << 10..=Bytes.max())),
+        "Cache of index nodes of views.",
+    ),
+    setting(
+        "views",
+        "view_merge_bytes",
+        Kind::Number(Limit::new(Bytes, field!(views.merge_bytes)).within(1 << 20..=Bytes.max())),
+        "Memory for the rows that a build collects before it merges them into the indexes.",
+    ),
+    setting(
+        "views",
+        "open_designs_max",
+        Kind::Number(Limit::new(Count, field!(views.open_designs_max))),
+        "Design documents whose index files stay open while nobody uses them.",
+    ),
+    setting(
+        "views",
+        "javascript_bytes_max",
+        Kind::Number(Limit::new(Bytes, field!(views.javascript_bytes_max)).within(4 << 20..=Bytes.max())),
+        "Memory of a JavaScript context: of each design document, as many as groups of documents are mapped at once.",
+    ),
+    setting(
+        "views",
+        "javascript_ticks_max",
+        Kind::Number(Limit::new(Count, field!(views.javascript_ticks_max))),
+        "Ticks that a JavaScript function may use for one document; one is about 10,000 calls and loop turns. Beyond it \
+         a map function stops its view.",
     ),
     setting(
         "io",

@@ -101,8 +101,7 @@ pub(crate) struct Remote {
 }
 
 impl Target {
-    /// Opens the database. `ignore_validation` is the setting of that name, used for a data directory; a
-    /// server has its own.
+    /// Opens the database.
     ///
     /// # Errors
     /// The database can't be opened, or doesn't exist and `missing` doesn't create it.
@@ -110,7 +109,6 @@ impl Target {
         args: &TargetArgs,
         options: Options,
         missing: MissingDatabase,
-        ignore_validation: bool,
     ) -> Result<Target, Error> {
         match &args.url {
             Some(url) => {
@@ -123,9 +121,7 @@ impl Target {
                     .clone()
                     .or_else(|| std::env::var_os(DATA_DIRECTORY_VARIABLE).map(PathBuf::from));
                 let directory = named.unwrap_or_else(|| PathBuf::from(DATA_DIRECTORY_DEFAULT));
-                Ok(Target::Local(
-                    Local::open(&directory, &args.db, options, missing, ignore_validation).await?,
-                ))
+                Ok(Target::Local(Local::open(&directory, &args.db, options, missing).await?))
             }
         }
     }
@@ -201,7 +197,6 @@ impl Local {
         name: &str,
         options: Options,
         missing: MissingDatabase,
-        ignore_validation: bool,
     ) -> Result<Local, Error> {
         let while_served = "use --url with its address";
         if missing != MissingDatabase::Create && !data_directory::has_databases(directory) {
@@ -211,7 +206,7 @@ impl Local {
             };
             return Err(format!("{error}{}", missing.hint()).into());
         }
-        let databases = data_directory::open_or_create(directory, while_served, ignore_validation).await?;
+        let databases = data_directory::open_or_create(directory, while_served).await?;
         let database = match databases.get(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound && missing == MissingDatabase::Create => {
                 databases.create(name).await?

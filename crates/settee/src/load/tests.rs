@@ -23,8 +23,7 @@ fn load_text(directory: &Path, text: &str, options: &[&str]) -> Counts {
     let input = text.as_bytes().to_vec();
     runtime.block_on(async {
         let missing = MissingDatabase::of_load(args.create);
-        let target =
-            Target::open(&args.target, args.options(), missing, args.ignore_validation).await.unwrap();
+        let target = Target::open(&args.target, args.options(), missing).await.unwrap();
         let (mut loader, mut receiver) =
             start_reader(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
         let failed = loader.store_all(&mut receiver).await;

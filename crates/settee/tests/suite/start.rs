@@ -125,19 +125,6 @@ fn a_file_instead_of_the_data_directory_is_reported() {
 }
 
 #[test]
-fn each_start_reports_that_validation_functions_are_ignored() {
-    const MESSAGE: &str = "validate_doc_update functions are stored and not run";
-    let directory = tempfile::tempdir().unwrap();
-    let start = |arguments: &[&str]| Running::start(serve(directory.path(), arguments)).stop();
-    for _ in 0..2 {
-        let text = start(&["--ignore-validation", "true"]);
-        assert!(text.contains(MESSAGE), "{text}");
-    }
-    let text = start(&[]);
-    assert!(text.contains("listening on") && !text.contains(MESSAGE), "{text}");
-}
-
-#[test]
 fn a_data_directory_that_cannot_be_created_is_reported() {
     let error = start_error(serve(Path::new("/proc/settee-data"), &[]));
     assert!(error.contains("cannot open the data in /proc/settee-data"), "{error}");

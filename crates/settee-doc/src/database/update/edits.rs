@@ -9,6 +9,7 @@ use std::sync::Arc;
 use settee_io::yield_now;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
+use super::check::Checked;
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, ReadBefore, Updater};
@@ -42,17 +43,22 @@ impl Updater<'_> {
         &mut self,
         edits: &[Edit],
         kind: EditKind,
-        read: ReadBefore,
+        mut read: ReadBefore,
         outcomes: &mut Vec<Result<Revision>>,
     ) -> Result<()> {
+        let mut uncompilable = std::mem::take(&mut read.uncompilable);
+        let mut validated = std::mem::take(&mut read.validated);
         self.use_read(read).await?;
-        for (edit, index) in edits.iter().zip(0..) {
+        for (edit, index) in edits.iter().zip(0_usize..) {
             if index > 0 && index % EDITS_PER_YIELD == 0 {
                 // Edits of documents whose index is in memory never wait.
                 yield_now().await;
             }
             self.prepare(edit).await?;
-            let checked = self.check_validation(edit).await?;
+            let mut checked = self.check_validation(edit, validated.remove(&index)).await?;
+            if let Some(error) = uncompilable.remove(&index) {
+                checked = checked.and(Err(error));
+            }
             let decided = match kind {
                 EditKind::Interactive => self.decide_update(edit, checked).await,
                 EditKind::Replicated => self.decide_replicated(edit, checked).await,
@@ -90,7 +96,7 @@ impl Updater<'_> {
         self.add(edit, Ok(Decided { outcome: number, records })).await
     }
 
-    async fn decide_update(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+    async fn decide_update(&mut self, edit: &Edit, checked: Checked) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let mut old = leaves(&latest, &edit.id).await?;
@@ -102,7 +108,7 @@ impl Updater<'_> {
             }
             _ => return Err(Error::conflict()),
         };
-        checked?;
+        let check = checked?;
         let mut generation = 1;
         if let Some(parent) = parent {
             let parent = &mut old[parent];
@@ -117,6 +123,9 @@ impl Updater<'_> {
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
         // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
+        if let Some(check) = check {
+            self.validate_update(check, edit, &attachments, parent).await?;
+        }
         let digest = digest(edit, &attachments);
         let revision = Revision::next(parent.map(|leaf| &leaf.revision), edit.deleted, &digest);
         let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
@@ -160,7 +169,7 @@ impl Updater<'_> {
         Err(Error::new(ErrorKind::PartitionOverflow, reason))
     }
 
-    async fn decide_replicated(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+    async fn decide_replicated(&mut self, edit: &Edit, checked: Checked) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let revision = edit.revision.clone().ok_or_else(|| {
             Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
@@ -179,10 +188,13 @@ impl Updater<'_> {
             // Already known: the uploads that came with it are removed.
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
-        checked?;
+        let check = checked?;
         let stubs = Stubs::of_replica(&latest, edit, &revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
+        if let Some(check) = check {
+            self.validate_replica(check, edit, &attachments, &revision, &path, &old).await?;
+        }
         let leaf = new_leaf(edit, revision.clone(), path, attachments, self.database.leaf_bytes_max)?;
         let joins_at = generation_to_join(&latest, &edit.id, &leaf).await?;
         for known in &mut new {

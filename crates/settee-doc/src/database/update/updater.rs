@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use settee_store::{Batch, Lookup, Seq, Snapshot as StoreSnapshot, Stage, Writer};
 
+use super::check::Validated;
 use super::records::Records;
 use crate::database::Database;
 use crate::documents::rev_tree::TreeLeaf;
@@ -48,6 +49,10 @@ pub(crate) struct ReadBefore {
     /// The tails of leaves that the edits replace, each by the `Seq` of its record. A record never changes, so
     /// a tail is right whatever has been accepted since.
     pub(crate) tails: HashMap<Seq, Vec<RevisionId>>,
+    /// Why design documents among the edits can't be stored, by the edit's index: a function doesn't compile.
+    pub(crate) uncompilable: HashMap<usize, Error>,
+    /// The outcomes of validations, by the edit's index.
+    pub(crate) validated: HashMap<usize, Validated>,
 }
 
 /// Notifies `_db_updates` subscribers of an accepted change on drop, so also when the writer is cancelled.
@@ -140,7 +145,7 @@ impl<'a> Updater<'a> {
 
     /// Uses what was read for the next edits. Commits the earlier ones first, since the entries that they
     /// replace are in the lookup before.
-    pub(super) async fn use_read(&mut self, ReadBefore { lookup, tails }: ReadBefore) -> Result<()> {
+    pub(super) async fn use_read(&mut self, ReadBefore { lookup, tails, .. }: ReadBefore) -> Result<()> {
         self.commit().await?;
         self.tails = tails;
         if let Some(lookup) = lookup {

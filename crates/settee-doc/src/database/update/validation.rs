@@ -1,79 +1,222 @@
-//! Validation functions: `validate_doc_update` of design documents.
+//! Validation of edits: types and functions of design documents, and their `validate_doc_update` functions, which
+//! check all other edits but those of local documents.
 //!
-//! They aren't run yet. A write that one of them would have to check is refused, and so is a design document
-//! that has one, unless the server is configured to ignore them. Design documents are scanned at the first
-//! write of a document after one of them was written.
+//! Design documents are scanned at the first edit after one of them was written; the functions found are kept
+//! until the next write of a design document. An edit is validated after its conflict check, against the revision
+//! that it replaces, which is read only if there is a function.
+//!
+//! The functions run for all edits of a group together before the writer is waited for, against the persisted
+//! state. The outcome counts if the edit then replaces the same revision and the functions are the same ones;
+//! otherwise they run again while the updater waits, before the next edit is decided.
 
-use std::sync::PoisonError;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
 
+use super::check::{Check, Checked, Validated};
 use super::updater::Updater;
+use crate::attachments::Attachment;
 use crate::database::range::Range;
-use crate::database::snapshot::Snapshot;
-use crate::database::state::Validation;
-use crate::documents::Edit;
+use crate::database::snapshot::{LeafContent, Snapshot};
+use crate::database::state::{Database, Validation};
+use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign};
 use crate::documents::design::{self, DESIGN_PREFIX};
-use crate::{Error, ErrorKind, Result};
+use crate::documents::rev_tree::TreeLeaf;
+use crate::documents::{Document, Edit, Extras, Revision, RevisionId};
+use crate::{Error, Result};
+
+/// Bytes of documents that are validated together, from which on further ones are validated alone.
+const AHEAD_BYTES_MAX: usize = 4 << 20;
+
+impl Database {
+    /// Validates interactive edits as of the persisted state. Left out are those that can't be validated so: of
+    /// what is in conflict or has attachments, or could not be read, and everything while the functions aren't
+    /// known.
+    pub(crate) async fn validate_ahead(&self, edits: &[Edit]) -> HashMap<usize, Validated> {
+        let cached = self.validation.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Validation::By(validator) = cached else { return HashMap::new() };
+        let snapshot = self.snapshot();
+        let (mut proposals, mut writes, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for (index, edit) in edits.iter().enumerate() {
+            if edit.id.starts_with(DESIGN_PREFIX) || !edit.attachments.is_empty() {
+                continue;
+            }
+            let Ok(Some((replaced, write))) = snapshot.propose(edit).await else { continue };
+            bytes += write.document.len() + write.previous.as_ref().map_or(0, String::len);
+            if bytes > AHEAD_BYTES_MAX && !writes.is_empty() {
+                break;
+            }
+            proposals.push((index, replaced));
+            writes.push(write);
+        }
+        if writes.is_empty() {
+            return HashMap::new();
+        }
+        let outcomes = validator.validate(writes).await.unwrap_or_default();
+        let validated = proposals.into_iter().zip(outcomes).map(|((index, replaced), outcome)| {
+            (index, Validated { validator: validator.clone(), replaced, outcome })
+        });
+        validated.collect()
+    }
+}
+
+impl Snapshot {
+    /// What an interactive edit without attachments would be validated with, and the revision that it replaces.
+    /// `None` if it is in conflict.
+    async fn propose(&self, edit: &Edit) -> Result<Option<(Option<Revision>, ProposedWrite)>> {
+        let Some(revision) = &edit.revision else {
+            let is_free = self.find(&edit.id).await?.is_none_or(|winner| winner.deleted);
+            let write = || Ok(ProposedWrite { document: proposed(edit, &[], None)?, previous: None });
+            return is_free.then(|| write().map(|write| (None, write))).transpose();
+        };
+        let leaves = self.leaves(&edit.id).await?;
+        if !leaves.iter().any(|leaf| leaf.revision == *revision) {
+            return Ok(None);
+        }
+        let found = self.revision(&edit.id, revision, false).await?.into_iter().next();
+        let Some(document) = found else { return Ok(None) };
+        let document = self.read_whole(document).await?;
+        let history = self.history(&edit.id, revision).await?;
+        let document_text = proposed(edit, &[], Some((revision.clone(), history.clone())))?;
+        let previous = text(&document, &Extras { revisions: Some(history), ..Extras::default() })?;
+        let write = ProposedWrite { document: document_text, previous: Some(previous) };
+        Ok(Some((Some(revision.clone()), write)))
+    }
+}
 
 impl Updater<'_> {
-    /// Checks whether an edit may be stored. A design document must be well-formed; other documents can't be
-    /// written while a function would have to check them.
+    /// Checks a design document, or finds the functions that an edit has to pass.
     ///
     /// # Errors
     /// Inner: why the edit is refused, or why the design documents couldn't be scanned. Outer: the commit of
     /// earlier edits failed.
-    pub(super) async fn check_validation(&mut self, edit: &Edit) -> Result<Result<()>> {
-        let ignores = self.database.rules.ignore_validation;
+    pub(super) async fn check_validation(
+        &mut self,
+        edit: &Edit,
+        ahead: Option<Validated>,
+    ) -> Result<Checked> {
         if edit.id.starts_with(DESIGN_PREFIX) {
-            return Ok(check_design(edit, ignores));
+            return Ok(design::check(&edit.body()).map(|()| None));
         }
-        if ignores {
-            return Ok(Ok(()));
-        }
+        let Some(functions) = self.database.rules.design_functions().cloned() else { return Ok(Ok(None)) };
         if self.records.has_design {
             // This request's design documents count.
             self.commit().await?;
         }
-        Ok(match self.validation().await {
+        Ok(match self.validation(&*functions).await {
             Err(error) => Err(error),
-            Ok(Validation::By(id)) => Err(Error::new(
-                ErrorKind::NotImplemented,
-                format!(
-                    "{id} has a validate_doc_update function, which is not run yet: no document can be \
-                     written. Remove it, or start the server with ignore_validation"
-                ),
-            )),
-            Ok(Validation::None | Validation::Unknown) => Ok(()),
+            Ok(Validation::By(validator)) => Ok(Some(Check { validator, ahead })),
+            Ok(Validation::None | Validation::Unknown) => Ok(None),
         })
     }
 
-    /// Forgets the scan's result, since a design document is being written.
+    /// Validates an interactive edit that replaces `parent`.
+    ///
+    /// # Errors
+    /// Those of [`Check::run`], or of reading the parent.
+    pub(super) async fn validate_update(
+        &mut self,
+        check: Check,
+        edit: &Edit,
+        attachments: &[Attachment],
+        parent: Option<&TreeLeaf>,
+    ) -> Result<()> {
+        // A document that is created again replaces nothing.
+        let parent = parent.filter(|_| edit.revision.is_some());
+        if let Some(outcome) = check.outcome(parent.map(|parent| &parent.revision)) {
+            return outcome;
+        }
+        let (mut previous, mut replaced) = (None, None);
+        if let Some(parent) = parent {
+            let stored = self.stored(&edit.id, parent).await?;
+            replaced = Some((parent.revision.clone(), stored.1.revisions.clone().unwrap_or_default()));
+            previous = Some(stored);
+        }
+        let document = proposed(edit, attachments, replaced)?;
+        let previous = previous.map(|(document, extras)| text(&document, &extras)).transpose()?;
+        check.run(ProposedWrite { document, previous }).await
+    }
+
+    /// Validates a replicated edit, whose path leads from `revision` back. Of its ancestors only leaves count as
+    /// the revision that it replaces.
+    ///
+    /// # Errors
+    /// As [`Updater::validate_update`].
+    pub(super) async fn validate_replica(
+        &mut self,
+        check: Check,
+        edit: &Edit,
+        attachments: &[Attachment],
+        revision: &Revision,
+        path: &[RevisionId],
+        old: &[TreeLeaf],
+    ) -> Result<()> {
+        let document = proposed(edit, attachments, Some((revision.clone(), path.to_vec())))?;
+        let is_ancestor = |leaf: &&TreeLeaf| {
+            let back = revision.generation.checked_sub(leaf.revision.generation);
+            back.and_then(|back| path.get(back as usize)) == Some(&leaf.revision.id)
+        };
+        let parent = old.iter().filter(is_ancestor).max_by_key(|leaf| leaf.revision.generation);
+        let previous = match parent {
+            Some(parent) => {
+                let (document, extras) = self.stored(&edit.id, parent).await?;
+                Some(text(&document, &extras)?)
+            }
+            None => None,
+        };
+        check.run(ProposedWrite { document, previous }).await
+    }
+
+    /// Reads a leaf with its history.
+    async fn stored(&mut self, id: &str, leaf: &TreeLeaf) -> Result<(Document, Extras)> {
+        let latest = self.writer.latest();
+        let mut leaf = leaf.clone();
+        leaf.limit_path(&latest, id, self.revs_limit).await?;
+        let snapshot = Snapshot::new(latest, self.revs_limit, Arc::default());
+        let LeafContent { attachments, body, large_body } = snapshot.read_body(id, leaf.location()).await?;
+        let (revision, deleted) = (leaf.revision, leaf.deleted);
+        let document = Document { id: id.into(), revision, deleted, body, attachments, large_body };
+        let document = snapshot.read_whole(document).await?;
+        Ok((document, Extras { revisions: Some(leaf.path), ..Extras::default() }))
+    }
+
+    /// Forgets the functions, since a design document is being written.
     pub(super) fn invalidate_validation(&self) {
         *self.cached_validation() = Validation::Unknown;
     }
 
-    /// The scan's result, from the cache or a new scan.
-    async fn validation(&mut self) -> Result<Validation> {
+    /// The functions, from the cache or a new scan.
+    async fn validation(&mut self, functions: &dyn DesignFunctions) -> Result<Validation> {
         let cached = self.cached_validation().clone();
         if !matches!(cached, Validation::Unknown) {
             return Ok(cached);
         }
-        let found = self.find_validation().await?;
+        let designs = self.validating_designs().await?;
+        let found = match designs.is_empty() {
+            true => Validation::None,
+            false => {
+                let database = self.database;
+                Validation::By(functions.validator(database.name(), database.incarnation(), designs))
+            }
+        };
         self.cached_validation().clone_from(&found);
         Ok(found)
     }
 
-    async fn find_validation(&mut self) -> Result<Validation> {
+    async fn validating_designs(&mut self) -> Result<Vec<ValidatingDesign>> {
         let snapshot = Snapshot::new(self.writer.latest(), self.revs_limit, Default::default());
         let range = Range { prefix: DESIGN_PREFIX.to_owned(), ..Range::default() };
         let mut rows = snapshot.all_docs(&range).await?;
+        let mut designs = Vec::new();
         while let Some(row) = rows.next().await? {
             let document = snapshot.read(row.id, row.summary, row.body).await?;
             let document = snapshot.read_whole(document).await?;
             if design::has_validation(&document.body)? {
-                return Ok(Validation::By(document.id));
+                let json = text(&document, &Extras::default())?;
+                let Document { id, revision, .. } = document;
+                designs.push(ValidatingDesign { id, revision, json });
             }
         }
-        Ok(Validation::None)
+        Ok(designs)
     }
 
     fn cached_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
@@ -81,13 +224,38 @@ impl Updater<'_> {
     }
 }
 
-fn check_design(edit: &Edit, ignores: bool) -> Result<()> {
-    let body = edit.body();
-    design::check(&body)?;
-    if ignores || edit.deleted || !design::has_validation(&body)? {
-        return Ok(());
+/// The JSON text of an edit's document. A new document has no revision.
+fn proposed(
+    edit: &Edit,
+    attachments: &[Attachment],
+    revision: Option<(Revision, Vec<RevisionId>)>,
+) -> Result<String> {
+    let is_new = revision.is_none();
+    let (revision, path) =
+        revision.unwrap_or_else(|| (Revision { generation: 0, id: [0; 16].into() }, Vec::new()));
+    let document = Document {
+        id: edit.id.clone(),
+        revision,
+        deleted: edit.deleted,
+        body: edit.body(),
+        attachments: attachments.to_vec(),
+        large_body: None,
+    };
+    let extras = Extras { revisions: Some(path).filter(|_| !is_new), ..Extras::default() };
+    let mut json = Vec::new();
+    match is_new {
+        true => document.write_new_json(&mut json),
+        false => document.write_json(&extras, &mut json),
     }
-    let reason = "validate_doc_update is not run yet: a design document that has it is stored only where the \
-                  server is started with ignore_validation";
-    Err(Error::new(ErrorKind::NotImplemented, reason))
+    into_text(json)
+}
+
+fn text(document: &Document, extras: &Extras) -> Result<String> {
+    let mut json = Vec::new();
+    document.write_json(extras, &mut json);
+    into_text(json)
+}
+
+fn into_text(json: Vec<u8>) -> Result<String> {
+    String::from_utf8(json).map_err(|_| Error::damaged("a document is not UTF-8"))
 }

@@ -1,0 +1,38 @@
+//! The documents that design functions get.
+
+use settee_doc::{Document, ErrorKind, Snapshot};
+
+use crate::body::{BodyMemory, MemoryPermit};
+use crate::document::options::DocumentOptions;
+use crate::document::whole::read_whole;
+use crate::error::ApiError;
+
+/// The JSON text of a document with its history and, if `conflicts`, its conflicts, and the permit for its memory.
+///
+/// # Errors
+/// If it can't be read, or there is no memory for it.
+pub(super) async fn text_of(
+    snapshot: &Snapshot,
+    document: Document,
+    conflicts: bool,
+    body_memory: &BodyMemory,
+) -> Result<(String, MemoryPermit), ApiError> {
+    let mut options = DocumentOptions::default();
+    (options.revs, options.conflicts) = (true, conflicts);
+    let extras = options.extras(snapshot, &document).await?;
+    let (document, permit) = read_whole(snapshot, document, body_memory).await?;
+    let mut json = Vec::new();
+    document.write_json(&extras, &mut json);
+    Ok((String::from_utf8(json).map_err(|_| ApiError::bad_json())?, permit))
+}
+
+/// A document that a request names; `None` if there is none, or it is deleted.
+///
+/// # Errors
+/// If it can't be read.
+pub(super) async fn find(snapshot: &Snapshot, id: &str) -> Result<Option<Document>, ApiError> {
+    match snapshot.document(id).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        document => Ok(Some(document?)),
+    }
+}
