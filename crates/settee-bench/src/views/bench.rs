@@ -1,6 +1,6 @@
 //! The state that the parts share: the archive with its indexes, and the ways of measuring a row.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -110,6 +110,27 @@ impl<'a> Bench<'a> {
         first_query(&mut self.couch, &archive, view).await?;
         self.built.insert(view.name.clone());
         Ok(Window::new(archive.count, Samples::default(), stopwatch.read()))
+    }
+
+    /// The row of a view's build. Its note is what `_info` says about how the map function runs, if it does.
+    pub(super) async fn build_of(&mut self, workload: &str, view: &View) -> Result<Row> {
+        #[derive(Deserialize)]
+        struct Info {
+            view_index: Index,
+        }
+        #[derive(Deserialize)]
+        struct Index {
+            #[serde(default)]
+            runs: BTreeMap<String, String>,
+        }
+        let row = build_row(workload, self.build(view).await?);
+        let target = format!("{}/_design/{}/_info", self.archive().await?.path, encode_segment(&view.name));
+        let reply = self.couch.call("GET", &target, None).await?;
+        let runs = parse::<Info>(&target, &reply.body)?.view_index.runs.remove(&view.name);
+        Ok(match runs {
+            Some(how) => row.note(format!("the map function runs as: {how}")),
+            None => row,
+        })
     }
 
     /// Builds a view unless it is built.

@@ -9,7 +9,7 @@ use settee_client::{BulkRow, encode_segment, parse};
 
 use super::archive::{Archive, EDITED_EACH, View};
 use super::asker::{Ask, Question};
-use super::bench::{Bench, RANGE_BESIDE_P99_MS_MAX, RANGE_P50_MS_MAX, build_row, judge_latency, row};
+use super::bench::{Bench, RANGE_BESIDE_P99_MS_MAX, RANGE_P50_MS_MAX, judge_latency, row};
 use crate::error::{Error, Result};
 use crate::mail::Message;
 use crate::report::{Row, figure};
@@ -31,10 +31,9 @@ const CLIENT_COUNT: u64 = 10;
 impl Bench<'_> {
     pub(super) async fn mailing_list(&mut self, each: &mut (dyn FnMut(Row) + Send)) -> Result<()> {
         let (archive, view) = (self.archive().await?, View::mail());
-        let built = self.build(&view).await?;
-        let ratio = built.rate() / BUILD_OF_2011;
-        let what = format!("× the {} of 2011", figure(BUILD_OF_2011));
-        each(build_row("mail: build, keys of four parts", built).compare(what, Some(ratio), None));
+        let built = self.build_of("mail: build, keys of four parts", &view).await?;
+        let ratio = built.rate.map(|rate| rate / BUILD_OF_2011);
+        each(built.compare(format!("× the {} of 2011", figure(BUILD_OF_2011)), ratio, None));
         let rows = format!("{}?reduce=false", archive.view(&view));
         each(self.full_read("mail: full read", &rows, archive.count).await?);
         self.mail_ranges(&archive, &view, each).await?;

@@ -202,6 +202,13 @@ fn every_row_of_the_views_table_has_figures_that_agree_with_the_documents() {
         for build in ["mail: build", "build, one emit:", "build, one emit and", "_index", "all values"] {
             assert_eq!(operations(build), 300, "{build}");
         }
+        let runs: Vec<&str> = rows
+            .iter()
+            .filter(|row| row.workload.contains("one emit"))
+            .flat_map(|row| &row.notes)
+            .map(String::as_str)
+            .collect();
+        assert!(runs.len() == 2 && runs[0].contains("plan") && runs[1].contains("engine"), "{runs:?}");
         assert_eq!(operations("update of 1 %"), 3);
         for all in ["mail: full read", "full read, small", "_find without"] {
             assert_eq!(operations(all) % 300, 0, "{all}");
