@@ -646,7 +646,7 @@
         let tail = apply(realms[index].fun, design, [head, request]);
         if (providers.length > 0) tail = runProvider(request);
         if (!gotRow) getRow();
-        if (tail !== undefined) chunks[chunks.length] = text(tail);
+        if (tail !== undefined) chunks[chunks.length] = wellFormed(text(tail));
         flush();
         return ['ok'];
       } catch (e) {
@@ -679,7 +679,7 @@
   }
 
   function wrap(response) {
-    return typeof response === 'string' ? { body: response } : response;
+    return typeof response === 'string' ? { body: wellFormed(response) } : response;
   }
 
   function renderError(e) {
@@ -718,7 +718,7 @@
   }
 
   function send(chunk) {
-    chunks[chunks.length] = chunk.toString();
+    chunks[chunks.length] = wellFormed(text(chunk.toString()));
   }
 
   function flush() {

@@ -248,8 +248,13 @@ fn a_list_ends_early_when_its_receiver_is_gone_or_it_raises() {
     assert!(raised(result).starts_with("render_error: "));
     let (_, _, result) = list("function () { getRow(); for (;;); }", 5, 10);
     assert_eq!(raised(result), "os_process_error: OS process timed out.");
-    let (_, _, result) = list("function () { send('\\ud800'); }", 0, 10);
+}
+
+#[test]
+fn a_lone_surrogate_is_sent_as_the_replacement_character() {
+    let (sent, _, result) = list("function () { send('a\\ud800'); return '\\udc00b'; }", 0, 10);
     assert_eq!(result, Ok(()));
+    assert_eq!(sent, [start(r#"{"headers":{}}"#, &["a\u{fffd}"]), chunks(&["\u{fffd}b"])]);
 }
 
 #[test]

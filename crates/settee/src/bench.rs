@@ -194,7 +194,7 @@ async fn run_http(HttpBenchmark { server: args, config }: HttpBenchmark) -> Comm
 async fn run_views(ViewsBenchmark { server: args, config }: ViewsBenchmark) -> CommandResult {
     let subject = Subject::open(&args, config.written_bytes(), None, &[]).await?;
     let title = format!(
-        "{}: {} documents of {} bytes, {} s a row of queries, {}; {}\n\
+        "{}: {} documents of {} bytes, {} s a row of queries, {}\n\
          recorded: {}, on another day; warm: documents and indexes are in the page cache",
         subject.description(),
         config.documents,
