@@ -50,28 +50,44 @@ impl Plan {
     /// # Errors
     /// [`Outside`] names the first construct that has no plan.
     pub fn compile(source: &str) -> Result<Self, Outside> {
-        let start = Span::new(0, 0);
-        if source.len() > SOURCE_BYTES_MAX {
-            return outside(start, "a long source");
-        }
-        if source.contains("<!--") || source.contains("-->") {
-            return outside(start, "a comment as in HTML");
-        }
-        if bracket_depth(source) > BRACKETS_MAX {
-            return outside(start, "deep nesting");
-        }
-        std::thread::scope(|scope| {
-            let builder = std::thread::Builder::new().name("map-compiler".to_owned()).stack_size(STACK_BYTES);
-            match builder.spawn_scoped(scope, || compile(source)).map(std::thread::ScopedJoinHandle::join) {
-                Ok(Ok(compiled)) => compiled,
-                Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                Err(_) => outside(start, "no thread for the parser"),
-            }
+        parse(source, |text, expression| {
+            let mut compiler = Compiler { text, ..Compiler::default() };
+            compiler.map_function(expression)?;
+            compiler.finish()
         })
     }
 }
 
-fn compile(source: &str) -> Compiled<Plan> {
+/// Parses a map function's source, and passes `compile` what was parsed and the expression that it is.
+pub(crate) fn parse<T: Send>(
+    source: &str,
+    compile: impl FnOnce(&str, &ast::Expression<'_>) -> Compiled<T> + Send,
+) -> Compiled<T> {
+    let start = Span::new(0, 0);
+    if source.len() > SOURCE_BYTES_MAX {
+        return outside(start, "a long source");
+    }
+    if source.contains("<!--") || source.contains("-->") {
+        return outside(start, "a comment as in HTML");
+    }
+    if bracket_depth(source) > BRACKETS_MAX {
+        return outside(start, "deep nesting");
+    }
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("map-compiler".to_owned()).stack_size(STACK_BYTES);
+        let parsed = builder.spawn_scoped(scope, || parse_here(source, compile));
+        match parsed.map(std::thread::ScopedJoinHandle::join) {
+            Ok(Ok(compiled)) => compiled,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(_) => outside(start, "no thread for the parser"),
+        }
+    })
+}
+
+fn parse_here<T>(
+    source: &str,
+    compile: impl FnOnce(&str, &ast::Expression<'_>) -> Compiled<T>,
+) -> Compiled<T> {
     let source = source.trim_end_matches(|char: char| char == ';' || char.is_ascii_whitespace());
     let text = format!("({source}\n)");
     let allocator = Allocator::default();
@@ -85,9 +101,7 @@ fn compile(source: &str) -> Compiled<Plan> {
     if !parsed.program.directives.is_empty() {
         return outside(parsed.program.span, "a directive");
     }
-    let mut compiler = Compiler { text: &text, ..Compiler::default() };
-    compiler.map_function(&statement.expression)?;
-    compiler.finish()
+    compile(&text, &statement.expression)
 }
 
 /// How deep brackets are nested; those in strings and comments count too.

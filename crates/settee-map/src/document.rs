@@ -202,6 +202,18 @@ impl<'j> Document<'j> {
         None
     }
 
+    /// The texts of a member's name, in quotes, and of its value.
+    pub(crate) fn root_member_text(&self, name: &[u8], hash: u32) -> Option<(&'j [u8], &'j [u8])> {
+        let node = self.root_member(name, hash)?;
+        Some((self.token(node - 1), self.token(node)))
+    }
+
+    fn token(&self, node: NodeId) -> &'j [u8] {
+        let Node { start, end, kind, .. } = self.nodes[node as usize];
+        let quote = u32::from(matches!(kind, Kind::String | Kind::Name));
+        self.bytes(start - quote, end + quote)
+    }
+
     fn is_named(&self, node: &Node, name: &[u8]) -> bool {
         let raw = self.bytes(node.start, node.end);
         if node.flags & ESCAPED == 0 {
@@ -304,10 +316,8 @@ impl<'j> Document<'j> {
         if flags & ODD != 0 {
             return None;
         }
-        match kind {
-            Kind::String | Kind::Name => return Some(self.bytes(start - 1, end + 1)),
-            Kind::Array | Kind::Object => {}
-            Kind::Null | Kind::True | Kind::False | Kind::Number => return Some(self.bytes(start, end)),
+        if !matches!(kind, Kind::Array | Kind::Object) {
+            return Some(self.token(node));
         }
         if self.spaced {
             return None;

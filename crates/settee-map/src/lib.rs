@@ -13,6 +13,8 @@
 //!    context, which [`may_change_globals`] is about.
 //! 4. A run is bounded in steps, memory and output ([`run`]).
 //!
+//! What has no plan runs in the engine, over the [`Members`] that it reads if they are known.
+//!
 //! The subset: `docs/decisions/0029-plans.md`.
 
 pub mod run;
@@ -20,6 +22,7 @@ pub mod run;
 mod compile;
 mod document;
 mod globals;
+mod members;
 mod names;
 mod number;
 mod plan;
@@ -28,5 +31,6 @@ mod text;
 pub use compile::{Outside, SOURCE_BYTES_MAX};
 pub use document::{DOCUMENT_BYTES_MAX, DOCUMENT_DEPTH_MAX, Document, DocumentBuffer, Unreadable};
 pub use globals::may_change_globals;
+pub use members::Members;
 pub use plan::Plan;
 pub use run::{Outcome, Rows, Scratch};

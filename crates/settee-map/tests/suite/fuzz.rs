@@ -1,11 +1,12 @@
 //! Goal: whatever the function and the document, a plan reports the engine's rows, or none where the engine throws.
+//! A function over the members that it reads does what it does over the whole document.
 //! Method: functions of a grammar that is full of JavaScript's traps, and documents that are, run by both.
 //!
 //! `SETTEE_SEED` repeats one function with its documents; `SETTEE_PAIRS` is the number of pairs of a search.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use settee_map::{Plan, Scratch};
+use settee_map::{Document, Members, Plan, Scratch};
 
 use crate::documents;
 use crate::grammar;
@@ -17,6 +18,10 @@ const DOCUMENTS_PER_FUNCTION: u64 = 8;
 /// Percentage of the functions that must have plans, and of the runs that must need no engine: or nothing is tested.
 const PLANNED_PERCENT_MIN: u64 = 40;
 const DECIDED_PERCENT_MIN: u64 = 60;
+
+/// Percentage of the functions whose members must be known, and of those members' documents that must have others.
+const KNOWN_PERCENT_MIN: u64 = 10;
+const NARROWED_PERCENT_MIN: u64 = 50;
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -114,4 +119,38 @@ over {document}"
         }
         counts.decided += 1;
     }
+}
+
+#[test]
+fn functions_do_the_same_over_the_members_that_they_read() {
+    let (mut known, mut runs, mut narrowed) = (0, 0, 0);
+    let first = number("SETTEE_SEED").or(number("SETTEE_SEED_FIRST")).unwrap_or(0);
+    let functions = number("SETTEE_PAIRS").unwrap_or(PAIRS) / DOCUMENTS_PER_FUNCTION;
+    let functions = if number("SETTEE_SEED").is_some() { 1 } else { functions };
+    for seed in first..first + functions {
+        let mut random = StdRng::seed_from_u64(seed);
+        let source = grammar::function(&mut random);
+        let Some(members) = Members::read_by(&source) else { continue };
+        let (Ok(whole), Ok(part)) = (Engine::compile(&source), Engine::compile(&source)) else { continue };
+        known += 1;
+        for _ in 0..DOCUMENTS_PER_FUNCTION {
+            let document = documents::document(&mut random);
+            let mut text = Vec::new();
+            match Document::new(document.as_bytes()) {
+                Ok(document) => members.write(&document, &mut text),
+                Err(_) => continue,
+            }
+            let text = String::from_utf8(text).expect("UTF-8");
+            runs += 1;
+            narrowed += u64::from(text.len() < document.len());
+            let mapped = whole.map(&document);
+            assert_eq!(mapped, part.map(&text), "SETTEE_SEED={seed}\n{source}\nover {document}\nand {text}");
+            if matches!(mapped, Mapped::Undecided(_)) {
+                break;
+            }
+        }
+    }
+    println!("{known} of {functions} functions, {narrowed} of {runs} documents");
+    assert!(functions == 1 || known * 100 >= functions * KNOWN_PERCENT_MIN, "{known} of {functions}");
+    assert!(functions == 1 || narrowed * 100 >= runs * NARROWED_PERCENT_MIN, "{narrowed} of {runs}");
 }
