@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-use crate::random::random_bytes;
+use crate::random::{random_bytes, split_mix};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 
@@ -258,12 +258,9 @@ fn numbered_text(number: u64, length: usize) -> &'static [u8] {
     &text_pool()[start..start + length]
 }
 
-/// Maps a number to a pseudo-random offset below `end` (Steele, Lea and Flood's SplitMix64).
+/// Maps a number to a pseudo-random offset below `end`.
 fn pool_offset(number: u64, end: usize) -> usize {
-    let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(POOL_SEED);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((mixed ^ (mixed >> 31)) % end as u64) as usize
+    (split_mix(number, POOL_SEED) % end as u64) as usize
 }
 
 /// The two arrays of a medium document.

@@ -12,6 +12,15 @@ use crate::error::{Error, Result};
 use crate::rounds::{Window, join_all};
 use crate::stats::{Samples, Stopwatch};
 
+/// Share of a core below which a server counts as idle.
+const IDLE_SHARE: f64 = 0.05;
+
+/// Longest wait before a row for an idle server.
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Interval over which the processor time of a server that should become idle is measured.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A server and its process.
 #[derive(Debug, Clone)]
 pub struct Target {
@@ -81,6 +90,22 @@ pub(crate) async fn drive<C: Client>(
         clients.push(client);
     }
     Ok((Window::new(operations, latencies, stopwatch.read()), clients))
+}
+
+/// Waits until the server has finished its background work, at most for `wait_max` or [`IDLE_WAIT_MAX`]. Without
+/// a known process it doesn't wait.
+pub(crate) async fn settle(target: &Target, wait_max: Duration) {
+    let wait_max = IDLE_WAIT_MAX.min(wait_max);
+    let interval = IDLE_INTERVAL.min(wait_max / 4);
+    let started = Instant::now();
+    while target.pid.is_some() && started.elapsed() < wait_max {
+        let stopwatch = Stopwatch::start(target.pid);
+        tokio::time::sleep(interval).await;
+        let elapsed = stopwatch.read();
+        if elapsed.server_cpu.unwrap_or_default() < elapsed.wall.mul_f64(IDLE_SHARE) {
+            return;
+        }
+    }
 }
 
 async fn run_client<C: Client>(

@@ -9,6 +9,8 @@
 //! - [`soak`] runs mixed clients on a server that is killed, and compares the server's content with its
 //!   responses.
 //! - [`footprint`] samples the disk space of a database whose documents are overwritten.
+//! - [`views`] measures views and Mango of any server compatible with CouchDB: builds, queries, and indexes that
+//!   follow writes.
 //! - [`hostile`] runs hostile clients and measures the latency of ordinary clients beside them.
 //!
 //! Each has a `Config`, which is also its arguments on the command line, and reports [`report::Row`]s. Every run
@@ -25,6 +27,7 @@ pub mod hostile;
 pub mod io;
 pub mod limits;
 pub mod log;
+mod mail;
 pub mod process;
 mod random;
 pub mod report;
@@ -33,6 +36,7 @@ pub mod soak;
 pub mod space;
 pub mod stats;
 pub mod store;
+pub mod views;
 
 pub use error::{Error, Result};
 

@@ -26,6 +26,14 @@ pub(crate) fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
+/// Maps a number to a pseudo-random one (Steele, Lea and Flood's SplitMix64).
+pub(crate) fn split_mix(number: u64, seed: u64) -> u64 {
+    let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -64,9 +64,10 @@ pub trait DesignFunctions: Send + Sync {
 
 /// The validation functions of a database.
 pub trait Validator: Send + Sync {
-    /// Runs the functions in order, until one refuses the write.
+    /// Runs the functions in order for each write, until one refuses it. Returns the outcomes of the writes in
+    /// order, at least the first one's: it may end early.
     ///
     /// # Errors
-    /// `Forbidden`, `Unauthorized` or `FunctionFailed`: the error of the write.
-    fn validate(&self, write: ProposedWrite) -> FunctionFuture<()>;
+    /// Inner: `Forbidden`, `Unauthorized` or `FunctionFailed`, the error of the write. Outer: no function ran.
+    fn validate(&self, writes: Vec<ProposedWrite>) -> FunctionFuture<Vec<Result<()>>>;
 }

@@ -23,6 +23,8 @@
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
+  // Text that leaves the engine is UTF-8, which has no lone surrogates.
+  const wellFormed = uncurry(String.prototype.toWellFormed);
   const split = uncurry(String.prototype.split);
 
   // ---- Built-ins that loop without interruption ----
@@ -37,6 +39,8 @@
   ];
   const LENGTH_FREE = 1000;
   const ELEMENTS_PER_TICK = 5000;
+  const CONVERSIONS = ['toString', 'valueOf', Symbol.toPrimitive];
+  const SPREADABLE = Symbol.isConcatSpreadable;
 
   function pay(target) {
     if (target === null || (typeof target !== 'object' && typeof target !== 'function')) return;
@@ -45,14 +49,43 @@
     if (length > LENGTH_FREE && useTicks(length / ELEMENTS_PER_TICK)) for (;;);
   }
 
+  const CONVERTED_DEPTH_MAX = 4;
+
+  // Whether a value converts to the same number each time: no function of the caller's takes part.
+  function convertsAlike(value, depth) {
+    if (value === null || typeof value !== 'object') return typeof value !== 'function';
+    if (depth === CONVERTED_DEPTH_MAX) return false;
+    for (let i = 0; i < CONVERSIONS.length; i++) {
+      const descriptor = descriptorOf(value, CONVERSIONS[i]);
+      if (descriptor !== undefined && (!hasOwn(descriptor, 'value') || typeof descriptor.value === 'function')) {
+        return false;
+      }
+    }
+    if (!arrayTest(value)) return true;
+    if (value.length > LENGTH_FREE) return false;
+    for (let i = 0; i < value.length; i++) {
+      const descriptor = descriptorOf(value, i);
+      if (descriptor !== undefined && !(hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, depth + 1))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // A length that is computed could be another one when the built-in reads it.
   function requirePlainLength(target) {
     for (let holder = target; holder !== null; holder = prototypeOf(holder)) {
       const descriptor = descriptorOf(holder, 'length');
       if (descriptor === undefined) continue;
-      if (hasOwn(descriptor, 'value') && typeof descriptor.value !== 'object') return;
+      if (hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, 0)) return;
       throw new TypeError('the length of an array-like object must be a plain property');
     }
+  }
+
+  // `concat` copies the elements of arrays, and of what says that it is like one.
+  function payForElements(value) {
+    if (value === null || typeof value !== 'object') return;
+    if (arrayTest(value) || value[SPREADABLE]) pay(value);
   }
 
   function replaceMethod(holder, name, method) {
@@ -65,7 +98,7 @@
     const paid = {
       [name](...rest) {
         pay(this);
-        if (name === 'concat') for (let i = 0; i < rest.length; i++) pay(rest[i]);
+        if (name === 'concat') for (let i = 0; i < rest.length; i++) payForElements(rest[i]);
         return apply(method, this, rest);
       },
     };
@@ -120,7 +153,7 @@
       if (isOutOfMemory(e)) return { memory: true };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
-          return { stop: true, error: text(e[1]), reason: describe(e[2]) };
+          return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
         }
         if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: text(e.message) };
       }
@@ -143,7 +176,7 @@
   function describe(e) {
     try {
       const raw = e !== null && typeof e === 'object' && !isError(e) ? stringify(e) : text(e);
-      return slice(text(raw), 0, MESSAGE_LENGTH_MAX);
+      return wellFormed(slice(text(raw), 0, MESSAGE_LENGTH_MAX));
     } catch (_) {
       return 'an exception without text';
     }
@@ -189,7 +222,7 @@
   function log(message) {
     if (logs.length < LOG_COUNT_MAX) {
       const line = typeof message === 'string' ? message : text(stringify(message));
-      logs[logs.length] = slice(line, 0, MESSAGE_LENGTH_MAX);
+      logs[logs.length] = wellFormed(slice(line, 0, MESSAGE_LENGTH_MAX));
     }
   }
 

@@ -441,3 +441,45 @@ proptest! {
         prop_assert_eq!(random_rows, alone.iter().collect::<Vec<_>>(), "{}", random);
     }
 }
+
+#[test]
+fn a_length_of_any_json_type_is_converted_as_by_the_engine() {
+    let function = "function (doc) {
+        emit(['a'].concat(doc).length);
+        emit(Array.prototype.join.call({0: 'x', 1: 'y', length: doc.length}, '-'));
+    }";
+    let mut context = MapContext::new(None, &[function], Limits::default()).unwrap();
+    for (length, joined) in [
+        ("2", "x-y"),
+        ("\"2\"", "x-y"),
+        ("[\"2\"]", "x-y"),
+        ("[1,2]", ""),
+        ("{}", ""),
+        ("null", ""),
+        ("{\"toString\":1}", ""),
+    ] {
+        let document = format!("{{\"length\":{length}}}");
+        let batch = context.map(&[document.as_bytes()]).unwrap();
+        match batch.outcome(0, 0) {
+            Outcome::Rows(rows) => {
+                let keys: Vec<&str> = rows.map(|(key, _)| key).collect();
+                assert_eq!(keys, ["2", &format!("\"{joined}\"")], "{length}");
+            }
+            // Only what has no primitive value throws.
+            Outcome::Dropped { message } => assert!(length.contains("toString"), "{length}: {message}"),
+            other => panic!("{length}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_lone_surrogate_in_a_message_is_only_replaced() {
+    let function = "function (doc) { log(doc.s); throw new Error(doc.s); }";
+    let mut context = MapContext::new(None, &[function], Limits::default()).unwrap();
+    let batch = context.map(&[br#"{"s":"a\ud800b"}"#]).unwrap();
+    assert_eq!(batch.logs(), ["a\u{fffd}b"]);
+    match batch.outcome(0, 0) {
+        Outcome::Dropped { message } => assert!(message.contains("a\u{fffd}b"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use settee_collate::Collation;
 
 use crate::error::{Result, ViewError};
+use crate::reduce::REDUCERS_MAX;
 
 /// An index's identity: a hash of what determines its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -174,12 +175,14 @@ impl Design {
         }
     }
 
-    /// The reduce functions of a map function's views, without duplicates.
+    /// The reduce functions of a map function's views, without duplicates: the first ones, as far as an index can have
+    /// them.
     pub(crate) fn reduces_of(&self, map: usize) -> Vec<&str> {
         let mut reduces = Vec::new();
         for view in self.views.iter().filter(|view| view.map == map) {
             if let Some(reduce) = view.reduce.as_deref()
                 && !reduces.contains(&reduce)
+                && reduces.len() < REDUCERS_MAX
             {
                 reduces.push(reduce);
             }

@@ -58,18 +58,22 @@ impl Index {
         Building { index: self, file: self.file.lock().await }
     }
 
+    /// Whether the index has these reduce functions.
+    pub(crate) fn has_reduces(&self, reduces: &[&str]) -> bool {
+        has_all(&lock(&self.current).reduces, reduces)
+    }
+
     /// Adds the reduce functions that the index lacks. The rows are copied, and no document is read.
     ///
     /// # Errors
     /// The system's error; the index is unchanged.
     pub(crate) async fn add_reduces(&self, reduces: &[&str]) -> Result<()> {
-        let has_all = |own: &[String]| reduces.iter().all(|source| own.iter().any(|own| own == source));
-        if has_all(&self.snapshot().reduces) {
+        if self.has_reduces(reduces) {
             return Ok(());
         }
         let mut building = self.begin().await;
         let own = &building.file.facts.reduces;
-        if has_all(own) {
+        if has_all(own, reduces) {
             return Ok(());
         }
         let mut all: Vec<String> = reduces.iter().map(|source| (*source).to_owned()).collect();
@@ -157,6 +161,10 @@ impl Building<'_> {
     fn publish(&self) {
         *lock(&self.index.current) = snapshot_of(&self.file, self.file.tree.root());
     }
+}
+
+fn has_all(own: &[String], reduces: &[&str]) -> bool {
+    reduces.iter().all(|source| own.iter().any(|own| own == source))
 }
 
 fn snapshot_of(file: &IndexFile, root: Root<IndexReduction>) -> IndexSnapshot {

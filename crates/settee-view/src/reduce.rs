@@ -86,7 +86,7 @@ impl Reducer {
             Reducer::First | Reducer::Last => Reduced::Value(Some(row.value.to_owned())),
             Reducer::Function(_) => {
                 let (key, id, value) = (row.key.to_owned(), row.id.to_owned(), row.value.to_owned());
-                Reduced::Parts(vec![Part::Row { key, id, value }])
+                Reduced::Parts(vec![Arc::new(Part::Row { key, id, value })])
             }
         }
     }
@@ -142,7 +142,7 @@ impl Reducer {
             Reducer::First | Reducer::Last if bytes.is_empty() => Reduced::Value(None),
             Reducer::First | Reducer::Last => Reduced::Value(Some(text()?)),
             Reducer::Function(_) if bytes.is_empty() => Reduced::Parts(Vec::new()),
-            Reducer::Function(_) => Reduced::Parts(vec![Part::Reduced(text()?)]),
+            Reducer::Function(_) => Reduced::Parts(vec![Arc::new(Part::Reduced(text()?))]),
         })
     }
 }
@@ -159,8 +159,8 @@ pub(crate) enum Reduced {
     Distinct(Distinct),
     Values(Vec<OrderedValue>),
     Value(Option<String>),
-    /// What a JavaScript function has still to reduce.
-    Parts(Vec<Part>),
+    /// What a JavaScript function has still to reduce. Shared, since a list is copied at each entry of a node.
+    Parts(Vec<Arc<Part>>),
 }
 
 /// A value with its place in Erlang's order of terms, by which CouchDB compares values.
@@ -210,7 +210,7 @@ impl Reduced {
             }
             Reduced::Value(Some(value)) => out.extend_from_slice(value.as_bytes()),
             // `collapse` left one at most.
-            Reduced::Parts(parts) => match parts.first() {
+            Reduced::Parts(parts) => match parts.first().map(|part| &**part) {
                 Some(Part::Reduced(value)) => out.extend_from_slice(value.as_bytes()),
                 Some(Part::Row { .. }) | None => {}
             },
@@ -272,11 +272,15 @@ impl IndexReduction {
     }
 
     /// Reduces the parts of a summary, so that one is left; a part that can't be reduced makes an error.
-    pub(crate) fn reduce_parts(&self, function: usize, parts: &[Part]) -> Result<Vec<Part>, ReduceError> {
+    pub(crate) fn reduce_parts(
+        &self,
+        function: usize,
+        parts: &[Arc<Part>],
+    ) -> Result<Vec<Arc<Part>>, ReduceError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut keys, mut values, mut reduced) = (String::from("["), String::from("["), Vec::new());
         for part in parts {
-            match part {
+            match &**part {
                 Part::Reduced(value) => reduced.push(value.clone()),
                 Part::Row { key, id, value } => {
                     if keys.len() > 1 {
@@ -296,7 +300,7 @@ impl IndexReduction {
         if reduced.len() > 1 {
             reduced = vec![functions.rereduce(function, &format!("[{}]", reduced.join(",")))?];
         }
-        Ok(reduced.into_iter().map(Part::Reduced).collect())
+        Ok(reduced.into_iter().map(|value| Arc::new(Part::Reduced(value))).collect())
     }
 
     /// Reduces what a summary has collected for a JavaScript function.
@@ -340,8 +344,8 @@ impl IndexReduction {
             Reduced::Value(value) => out.extend_from_slice(value.as_deref().unwrap_or("null").as_bytes()),
             Reduced::Parts(parts) => {
                 let parts = self.reduce_parts(reducer, parts).map_err(Some)?;
-                let value = match &parts[..] {
-                    [Part::Reduced(value)] => {
+                let value = match parts.first().map(|part| &**part) {
+                    Some(Part::Reduced(value)) => {
                         // As in CouchDB, the last call is always one of `rereduce`.
                         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
                         functions.rereduce(reducer, &format!("[{value}]")).map_err(Some)?

@@ -257,7 +257,6 @@ impl Views {
                     index
                 }
             };
-            index.add_reduces(&reduces).await?;
             indexes.push(index);
         }
         let plans = match design.language {
@@ -435,7 +434,7 @@ impl DesignViews {
         self.started_us.store(self.env.clock.unix_us(), Ordering::Relaxed);
         let build = Build {
             env: self.env.clone(),
-            database,
+            database: database.clone(),
             design: self.design.clone(),
             indexes: self.indexes.clone(),
             mappers: self.mappers.clone(),
@@ -444,7 +443,11 @@ impl DesignViews {
         };
         let built = build.run().await;
         self.mappers.release();
-        built
+        match built {
+            // The index went with its database.
+            Err(error) => Err(database.barrier().await.err().map_or(error, ViewError::from)),
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Whether all indexes that aren't stopped have the changes up to `target`, and all purges.
@@ -454,15 +457,50 @@ impl DesignViews {
         sound.map(|index| index.snapshot()).all(|own| own.seq >= target && own.purge_seq >= purge_seq)
     }
 
+    /// Adds the reduce functions that the indexes lack, since another design document made them. The rows are copied,
+    /// and no document is read.
+    ///
+    /// # Errors
+    /// If an index can't be written; it is unchanged.
+    pub async fn add_reduces(self: &Arc<DesignViews>) -> Result<()> {
+        if self.indexes.iter().enumerate().all(|(map, index)| index.has_reduces(&self.design.reduces_of(map)))
+        {
+            return Ok(());
+        }
+        let views = self.clone();
+        self.in_background("view reduces", async move {
+            for (map, index) in views.indexes.iter().enumerate() {
+                index.add_reduces(&views.design.reduces_of(map)).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// Rewrites the index files without garbage.
     ///
     /// # Errors
     /// If one can't be written; it is unchanged.
-    pub async fn compact(&self) -> Result<()> {
-        for index in &self.indexes {
-            index.compact().await?;
-        }
-        Ok(())
+    pub async fn compact(self: &Arc<DesignViews>) -> Result<()> {
+        let views = self.clone();
+        self.in_background("view compaction", async move {
+            for index in &views.indexes {
+                index.compact().await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Runs work that computes for long, and waits for it. It goes on if the future is dropped.
+    async fn in_background(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = Result<()>> + Send + 'static,
+    ) -> Result<()> {
+        let (sender, done) = oneshot::channel();
+        self.env.spawn_background(name, async move { drop(sender.send(work.await)) });
+        done.await.unwrap_or_else(|_| Err(ViewError::damaged("background work was aborted")))
     }
 
     /// What is known of the indexes.

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use clap::Subcommand;
 use settee_bench::limits::{self, BareServer};
 use settee_bench::report::{self, Row, Verdicts};
-use settee_bench::{api, fabric, footprint, hostile, io, log, soak, store};
+use settee_bench::{api, fabric, footprint, hostile, io, log, soak, store, views};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -57,6 +57,15 @@ struct HttpBenchmark {
 }
 
 #[derive(clap::Args)]
+struct ViewsBenchmark {
+    #[command(flatten)]
+    server: ServerArgs,
+
+    #[command(flatten)]
+    config: views::Config,
+}
+
+#[derive(clap::Args)]
 struct FootprintBenchmark {
     #[command(flatten)]
     disk: DiskArgs,
@@ -73,6 +82,9 @@ struct FootprintBenchmark {
 enum Benchmark {
     /// Measure the HTTP API against recorded results of CouchDB 3.5.0 and the machine's limits
     Http(HttpBenchmark),
+
+    /// Measure views and Mango against recorded results of CouchDB 3.5.0
+    Views(ViewsBenchmark),
 
     /// Measure random reads of files against fio and pread, reads beside a writer, and each way of syncing
     Io(DiskBenchmark<io::Config>),
@@ -107,6 +119,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
     match args.benchmark {
         None => block_on(one, run_fabric(args.server, args.fabric)),
         Some(Benchmark::Http(args)) => block_on(one, run_http(args)),
+        Some(Benchmark::Views(args)) => block_on(one, run_views(args)),
         Some(Benchmark::Io(args)) => block_on(many, run_io(args)),
         Some(Benchmark::Log(args)) => block_on(many, run_log(args)),
         Some(Benchmark::Store(args)) => block_on(one, run_store(args)),
@@ -176,6 +189,25 @@ async fn run_http(HttpBenchmark { server: args, config }: HttpBenchmark) -> Comm
     let failed = api::run(&config, &setup, &mut |row| printer.print(&row)).await?;
     printer.finish();
     if failed > 0 { Err(format!("{failed} rows failed").into()) } else { Ok(()) }
+}
+
+async fn run_views(ViewsBenchmark { server: args, config }: ViewsBenchmark) -> CommandResult {
+    let subject = Subject::open(&args, config.written_bytes(), None, &[]).await?;
+    let title = format!(
+        "{}: {} documents of {} bytes, {} s a row of queries, {}; {}\n\
+         recorded: {}, on another day; warm: documents and indexes are in the page cache",
+        subject.description(),
+        config.documents,
+        views::DOCUMENT_BYTES,
+        config.seconds,
+        args.durability_text(),
+        api::RECORDED_SOURCE,
+    );
+    let mut printer = Printer::new(args.disk.json, &title);
+    let failed =
+        views::run(&config, &subject.target, args.durability, &mut |row| printer.print(&row)).await?;
+    printer.finish();
+    if failed > 0 { Err(format!("{failed} parts failed").into()) } else { Ok(()) }
 }
 
 async fn run_io(DiskBenchmark { disk, config }: DiskBenchmark<io::Config>) -> CommandResult {

@@ -38,7 +38,7 @@ const CLIPPY_SECONDS_MAX: u64 = 20 * 60;
 const DOC_SECONDS_MAX: u64 = 10 * 60;
 /// The tests and the documentation's examples; what they run is built by then.
 const TEST_SECONDS_MAX: u64 = 20 * 60;
-/// Every row of both benchmarks' tables with a few hundred documents.
+/// Every row of the benchmarks' tables with a few hundred documents.
 const BENCH_SECONDS_MAX: u64 = 5 * 60;
 /// Fetching some 90 packages, and a browser where there is none.
 const NPM_SECONDS_MAX: u64 = 10 * 60;
@@ -65,9 +65,10 @@ const PYTHON_CHECK: &str = "import sys; sys.version_info >= (3, 11) or sys.exit(
     'Python 3.11 or later is needed (python.org), not ' + sys.version.split()[0])";
 
 /// The benchmarks with small values, so that they can't rot; a short soak.
-const BENCHES: [&str; 4] = [
+const BENCHES: [&str; 5] = [
     "bench --docs 200 --batch 50 --updates 20 --json --clients 4",
     "bench http --scale 0.001 --json",
+    "bench views --documents 500 --seconds 0.1 --follow-seconds 1 --json",
     "bench io --small --json",
     "bench soak --seconds 30 --kills 1",
 ];

@@ -3,7 +3,7 @@
 //! A row runs its clients until they are done, or for its time in slices that alternate with slices of the
 //! bare server.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 use settee_client::{Couch, encode_segment, parse};
@@ -11,24 +11,14 @@ use settee_client::{Couch, encode_segment, parse};
 use super::clients::{Documents, Loader, NumberRange};
 use super::config::{Config, SCALED_COUNT_MIN, Setup};
 use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Figure, Load, Plan};
-use crate::drive::{Client, drive};
+use crate::drive::{Client, drive, settle};
 use crate::error::{Error, Result};
 use crate::limits::BareClient;
 use crate::report::{Row, figure};
 use crate::rounds::{Series, Window};
-use crate::stats::Stopwatch;
 
 /// Number of slices into which a row is divided, alternating with slices of its limit.
 pub(super) const ROUND_COUNT: u32 = 4;
-
-/// Share of a core below which a server counts as idle.
-const IDLE_SHARE: f64 = 0.05;
-
-/// Longest wait before a row for an idle server.
-const IDLE_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// Interval over which the processor time of a server that should become idle is measured.
-const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The state that the rows of a run share.
 pub(super) struct Bench<'a> {
@@ -65,19 +55,9 @@ impl<'a> Bench<'a> {
         Bench { config, setup, couch, databases: Vec::new(), main: None, cold: None }
     }
 
-    /// Waits until the server has finished the background work of earlier rows, at most [`IDLE_WAIT_MAX`].
+    /// Waits until the server has finished the background work of earlier rows.
     pub(super) async fn settle(&self) {
-        let wait_max = IDLE_WAIT_MAX.min(2 * self.config.row_time());
-        let interval = IDLE_INTERVAL.min(wait_max / 4);
-        let (pid, started) = (self.setup.target.pid, Instant::now());
-        while pid.is_some() && started.elapsed() < wait_max {
-            let stopwatch = Stopwatch::start(pid);
-            tokio::time::sleep(interval).await;
-            let elapsed = stopwatch.read();
-            if elapsed.server_cpu.unwrap_or_default() < elapsed.wall.mul_f64(IDLE_SHARE) {
-                return;
-            }
-        }
+        settle(&self.setup.target, 2 * self.config.row_time()).await;
     }
 
     pub(super) async fn create(&mut self) -> Result<String> {
@@ -239,6 +219,8 @@ pub(crate) fn directory(database: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::plan::PLANS;
     use super::*;
     use crate::stats::{Elapsed, Samples};

@@ -11,6 +11,7 @@ use settee_client::{Answer, Request};
 
 use crate::documents::{DocumentSize, Generator};
 use crate::drive::Client;
+use crate::mail::{self, Message};
 
 /// Maximum characters of an unexpected response that an error shows.
 const SHOWN_CHARACTERS_MAX: usize = 300;
@@ -61,7 +62,7 @@ impl NumberRange {
     }
 
     /// All numbers from `first` on.
-    pub(super) fn from(first: u64) -> NumberRange {
+    pub(crate) fn from(first: u64) -> NumberRange {
         NumberRange::new(first..u64::MAX / 2)
     }
 
@@ -71,7 +72,7 @@ impl NumberRange {
     }
 
     /// The end of the numbers taken so far; for a range from 0, their count.
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.next.load(Ordering::Relaxed).min(self.end)
     }
 }
@@ -87,6 +88,8 @@ pub(crate) enum Documents {
     Scattered(usize),
     /// Of ten bytes besides the sequential id.
     Tiny,
+    /// Messages of an archive of `count`.
+    Mail { count: u64 },
     /// Those of `fabric_bench`, whose ids are their numbers.
     Fabric(DocumentSize),
 }
@@ -97,6 +100,7 @@ impl Documents {
         match self {
             Documents::Numbered(bytes) | Documents::RandomIds(bytes) | Documents::Scattered(bytes) => bytes,
             Documents::Tiny => 10,
+            Documents::Mail { .. } => mail::MESSAGE_BYTES,
             Documents::Fabric(size) => size.bytes(),
         }
     }
@@ -113,6 +117,7 @@ impl Documents {
             }
             Documents::Scattered(bytes) => generator.document(&scattered_id(number), bytes, out),
             Documents::Tiny => generator.tiny_document(&sequential_id(number), out),
+            Documents::Mail { count } => Message::new(number, count).write(None, out),
             Documents::Fabric(size) => generator.fabric_document(size, &number.to_string(), out),
         }
     }

@@ -12,6 +12,7 @@ use settee_bench::footprint;
 use settee_bench::hostile::{self, Victim};
 use settee_bench::limits;
 use settee_bench::report::Row;
+use settee_bench::views::{self, Part};
 use settee_client::{Couch, CouchError, Server};
 use settee_doc::Databases;
 use settee_http::ServerOptions;
@@ -162,6 +163,73 @@ fn a_read_row_alone_loads_what_it_reads_and_needs_no_limit() {
     });
 }
 
+fn views_config(parts: &[Part]) -> views::Config {
+    views::Config { parts: parts.to_vec(), documents: 300, seconds: 0.03, follow_seconds: 0.4 }
+}
+
+#[test]
+fn every_row_of_the_views_table_has_figures_that_agree_with_the_documents() {
+    with_server(async |server: Server| {
+        let (config, mut rows) = (views_config(&[]), Vec::<Row>::new());
+        let target = Target { server, pid: Some(std::process::id()) };
+        let each = &mut |row| rows.push(row);
+        let failed = views::run(&config, &target, Durability::Persisted, each).await.unwrap();
+        assert_eq!(failed, 0, "{rows:?}");
+        let counts = |start: &str| rows.iter().filter(|row| row.workload.starts_with(start)).count();
+        let parts = [
+            "mail: ",
+            "all values",
+            "build, ",
+            "full read",
+            "range of",
+            "_index",
+            "_find",
+            "batches",
+            "three",
+        ];
+        assert_eq!(parts.map(counts), [11, 1, 2, 1, 3, 1, 3, 2, 1]);
+        assert_eq!(rows.len(), 25);
+        for row in &rows {
+            assert!(row.operations > 0 && row.rate.is_some_and(|rate| rate >= 0.0), "{row:?}");
+            assert!(row.rate > Some(0.0) || row.workload.starts_with("three"), "{row:?}");
+            assert!(row.aims().all(|aim| aim.met.is_some()), "an aim is judged: {row:?}");
+        }
+        let operations = |part: &str| {
+            let row = rows.iter().find(|row| row.workload.contains(part));
+            row.unwrap_or_else(|| panic!("a row of {part}")).operations
+        };
+        // A build counts each document once, an update one in a hundred; full reads and scans count all.
+        for build in ["mail: build", "build, one emit:", "build, one emit and", "_index", "all values"] {
+            assert_eq!(operations(build), 300, "{build}");
+        }
+        let runs: Vec<&str> = rows
+            .iter()
+            .filter(|row| row.workload.contains("one emit"))
+            .flat_map(|row| &row.notes)
+            .map(String::as_str)
+            .collect();
+        assert!(runs.len() == 2 && runs[0].contains("plan") && runs[1].contains("engine"), "{runs:?}");
+        assert_eq!(operations("update of 1 %"), 3);
+        for all in ["mail: full read", "full read, small", "_find without"] {
+            assert_eq!(operations(all) % 300, 0, "{all}");
+        }
+        assert_eq!(operations("batches of 100 by 10 clients, no views") % 100, 0);
+        assert_eq!(compared_with(&rows, "CouchDB's recorded"), 4, "builds, a full read and ranges");
+        assert_eq!(rows.iter().map(|row| row.aims().count()).sum::<usize>(), 14, "{rows:?}");
+    });
+}
+
+#[test]
+fn a_part_of_the_views_table_alone_builds_what_it_reads() {
+    with_server(async |server: Server| {
+        let (config, mut rows) = (views_config(&[Part::Read, Part::Mango]), Vec::<Row>::new());
+        let target = Target { server, pid: None };
+        let each = &mut |row| rows.push(row);
+        let failed = views::run(&config, &target, Durability::Accepted, each).await.unwrap();
+        assert_eq!((failed, rows.len()), (0, 8), "{rows:?}");
+    });
+}
+
 /// A server that responds to every request with 200 and the same few bytes of JSON.
 async fn wrong_server() -> Server {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -194,6 +262,19 @@ fn a_row_with_wrong_responses_fails_and_has_no_figure() {
         for name in names {
             assert!(failed.contains(&name), "{name} of {failed:?}");
         }
+    });
+}
+
+#[test]
+fn a_part_of_the_views_table_with_wrong_responses_fails() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (config, mut rows) = (views_config(&[]), Vec::<Row>::new());
+        let target = Target { server: wrong_server().await, pid: None };
+        let each = &mut |row| rows.push(row);
+        let failed = views::run(&config, &target, Durability::Persisted, each).await.unwrap();
+        assert_eq!((failed, rows.len()), (5, 5), "{rows:?}");
+        assert!(rows.iter().all(|row| row.missing.as_ref().is_some_and(|why| why.starts_with("FAILED: "))));
     });
 }
 

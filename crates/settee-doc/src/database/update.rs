@@ -14,6 +14,7 @@
 //! 2. An outcome is returned to a request only after every record it depends on, its own included, is
 //!    accepted; waiting for the `Seq` that `finish` returns makes it durable.
 
+mod check;
 mod edits;
 mod purge;
 mod records;

@@ -112,7 +112,12 @@ impl Database {
             // A replica mostly sends complete paths.
             EditKind::Replicated => HashMap::new(),
         };
-        ReadBefore { lookup: Some(lookup), tails, uncompilable }
+        let validated = match kind {
+            EditKind::Interactive => self.validate_ahead(edits).await,
+            // Which leaf a replica replaces depends on the whole tree.
+            EditKind::Replicated => HashMap::new(),
+        };
+        ReadBefore { lookup: Some(lookup), tails, uncompilable, validated }
     }
 
     /// Compiles the view functions of design documents. Returns the errors by the edits' indexes.

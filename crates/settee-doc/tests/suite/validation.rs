@@ -42,15 +42,14 @@ impl DesignFunctions for Recorder {
 }
 
 impl Validator for Refuser {
-    fn validate(&self, write: ProposedWrite) -> FunctionFuture<()> {
-        let refused = write.document.contains("\"refused\"");
-        self.0.lock().unwrap().push(write);
-        Box::pin(async move {
-            match refused {
-                true => Err(Error::of_function(ErrorKind::Forbidden, "forbidden", "{\"a\":1}")),
-                false => Ok(()),
-            }
-        })
+    fn validate(&self, writes: Vec<ProposedWrite>) -> FunctionFuture<Vec<Result<(), Error>>> {
+        let outcome = |write: &ProposedWrite| match write.document.contains("\"refused\"") {
+            true => Err(Error::of_function(ErrorKind::Forbidden, "forbidden", "{\"a\":1}")),
+            false => Ok(()),
+        };
+        let outcomes = writes.iter().map(outcome).collect();
+        self.0.lock().unwrap().extend(writes);
+        Box::pin(async move { Ok(outcomes) })
     }
 }
 
@@ -61,7 +60,7 @@ fn edit(id: &str, revision: Option<&Revision>, json: &str) -> Edit {
 }
 
 async fn put(db: &Database, id: &str, revision: Option<&Revision>, json: &str) -> Result<Revision, Error> {
-    db.update(edit(id, revision, json), Stage::Accepted).await
+    db.update(edit(id, revision, json), Stage::Persisted).await
 }
 
 /// Runs a test with a database whose design functions are recorded.
@@ -99,7 +98,6 @@ fn writes_are_validated_against_what_they_replace() {
         assert_eq!(writes[0].previous.as_deref(), Some(&*previous));
         assert!(writes[1].document.contains(&second.to_string()));
         // What was refused isn't stored.
-        db.barrier().await.unwrap();
         assert_eq!(db.snapshot().find("a").await.unwrap().map(|found| found.revision.generation), Some(2));
     });
 }
@@ -152,5 +150,25 @@ fn only_the_javascript_functions_of_views_are_compiled() {
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Uncompilable, "bad"));
         let deletion = r#"{"_deleted":true,"views":{"a":{"map":"bad"}}}"#;
         put(&db, "_design/x", None, deletion).await.unwrap();
+    });
+}
+
+#[test]
+fn many_writes_of_a_request_are_validated_once_each() {
+    recorded(5, async |db, recorder| {
+        put(&db, "_design/v", None, VALIDATING).await.unwrap();
+        let first = put(&db, "a", None, "{}").await.unwrap();
+        recorder.writes.lock().unwrap().clear();
+        let edits = vec![
+            edit("a", Some(&first), r#"{"n":1}"#),
+            edit("b", None, r#"{"refused":1}"#),
+            edit("c", None, "{}"),
+            edit("c", None, r#"{"again":1}"#),
+        ];
+        let outcomes = db.update_all(edits, Stage::Persisted).await.unwrap();
+        let kinds: Vec<_> = outcomes.into_iter().map(|outcome| outcome.err().map(|e| e.kind())).collect();
+        assert_eq!(kinds, [None, Some(ErrorKind::Forbidden), None, Some(ErrorKind::Conflict)]);
+        let count = recorder.writes.lock().unwrap().len();
+        assert_eq!(count, 4, "before the conflict is known, both are validated");
     });
 }

@@ -6,7 +6,7 @@ use settee_doc::{
     DesignFunctions, Error, ErrorKind, FunctionFuture, ProposedWrite, ValidatingDesign, Validator,
     ViewFunction,
 };
-use settee_js::{CompileError, Kind, Refusal, check};
+use settee_js::{CompileError, DesignContext, Kind, Refusal, check};
 
 use super::contexts::{Contexts, DesignSource};
 use super::user::{DEFAULT_SECURITY, UserContext};
@@ -57,28 +57,43 @@ struct DesignValidator {
 }
 
 impl Validator for DesignValidator {
-    fn validate(&self, write: ProposedWrite) -> FunctionFuture<()> {
+    fn validate(&self, writes: Vec<ProposedWrite>) -> FunctionFuture<Vec<Result<(), Error>>> {
         let (contexts, designs, user) = (self.contexts.clone(), self.designs.clone(), self.user.clone());
-        let previous = write.previous;
         let validate = move || {
-            let previous = previous.as_deref().unwrap_or("null");
-            designs.iter().try_for_each(|design| {
-                contexts
-                    .with(design, |context| {
-                        context.validate(&write.document, previous, &user, DEFAULT_SECURITY)
-                    })
-                    .map_err(refused)
-            })
+            let mut outcomes = Vec::with_capacity(writes.len());
+            for write in &writes {
+                let outcome =
+                    designs.iter().try_for_each(|design| run_validation(&contexts, design, write, &user));
+                let is_stopped = matches!(outcome, Err(Refusal::Failed(settee_js::Error::Stopped(_))));
+                outcomes.push(outcome.map_err(refused));
+                if is_stopped {
+                    // The next one may take as long.
+                    break;
+                }
+            }
+            Ok(outcomes)
         };
         Box::pin(run(self.contexts.clone(), validate))
     }
 }
 
+fn run_validation(
+    contexts: &Contexts,
+    design: &Arc<DesignSource>,
+    write: &ProposedWrite,
+    user: &str,
+) -> Result<(), Refusal> {
+    let previous = write.previous.as_deref().unwrap_or("null");
+    let call =
+        |context: &mut DesignContext| context.validate(&write.document, previous, user, DEFAULT_SECURITY);
+    contexts.with(design, call)
+}
+
 /// Runs a call on a blocking thread.
-async fn run(
+async fn run<T: Send + 'static>(
     contexts: Arc<Contexts>,
-    call: impl FnOnce() -> Result<(), Error> + Send + 'static,
-) -> Result<(), Error> {
+    call: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
     let permit = contexts.call_permit().await;
     let call = move || {
         let _permit = permit;

@@ -126,6 +126,7 @@ async fn queries(
 
 /// Builds the indexes as far as a query requires.
 async fn bring_up(database: &Arc<Database>, views: &Arc<DesignViews>, args: &Args) -> Result<(), ApiError> {
+    views.add_reduces().await?;
     let target = database.snapshot().update_seq();
     match args.update {
         Update::Before => views.build(database, target).await?,

@@ -309,6 +309,7 @@ fn a_view_may_be_read_as_it_was_built() {
     let info = client.get("/db/_design/d/_info").expect_status(200).json();
     assert_eq!(info["view_index"]["updates_pending"]["total"], 0);
     assert_eq!(info["view_index"]["language"], "javascript");
+    assert!(info["view_index"]["runs"]["a"].as_str().unwrap().starts_with("plan: "), "{info}");
 }
 
 #[test]

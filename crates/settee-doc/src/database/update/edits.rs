@@ -9,10 +9,10 @@ use std::sync::Arc;
 use settee_io::yield_now;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
+use super::check::Checked;
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, ReadBefore, Updater};
-use super::validation::Checked;
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
 use crate::documents::keys::{LeafState, encode_number, local_key, path_key};
@@ -47,6 +47,7 @@ impl Updater<'_> {
         outcomes: &mut Vec<Result<Revision>>,
     ) -> Result<()> {
         let mut uncompilable = std::mem::take(&mut read.uncompilable);
+        let mut validated = std::mem::take(&mut read.validated);
         self.use_read(read).await?;
         for (edit, index) in edits.iter().zip(0_usize..) {
             if index > 0 && index % EDITS_PER_YIELD == 0 {
@@ -54,7 +55,7 @@ impl Updater<'_> {
                 yield_now().await;
             }
             self.prepare(edit).await?;
-            let mut checked = self.check_validation(edit).await?;
+            let mut checked = self.check_validation(edit, validated.remove(&index)).await?;
             if let Some(error) = uncompilable.remove(&index) {
                 checked = checked.and(Err(error));
             }
@@ -107,7 +108,7 @@ impl Updater<'_> {
             }
             _ => return Err(Error::conflict()),
         };
-        let validator = checked?;
+        let check = checked?;
         let mut generation = 1;
         if let Some(parent) = parent {
             let parent = &mut old[parent];
@@ -122,8 +123,8 @@ impl Updater<'_> {
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
         // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
-        if let Some(validator) = validator {
-            self.validate_update(&*validator, edit, &attachments, parent).await?;
+        if let Some(check) = check {
+            self.validate_update(check, edit, &attachments, parent).await?;
         }
         let digest = digest(edit, &attachments);
         let revision = Revision::next(parent.map(|leaf| &leaf.revision), edit.deleted, &digest);
@@ -187,12 +188,12 @@ impl Updater<'_> {
             // Already known: the uploads that came with it are removed.
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
-        let validator = checked?;
+        let check = checked?;
         let stubs = Stubs::of_replica(&latest, edit, &revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
-        if let Some(validator) = validator {
-            self.validate_replica(&*validator, edit, &attachments, &revision, &path, &old).await?;
+        if let Some(check) = check {
+            self.validate_replica(check, edit, &attachments, &revision, &path, &old).await?;
         }
         let leaf = new_leaf(edit, revision.clone(), path, attachments, self.database.leaf_bytes_max)?;
         let joins_at = generation_to_join(&latest, &edit.id, &leaf).await?;

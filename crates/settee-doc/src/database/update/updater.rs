@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use settee_store::{Batch, Lookup, Seq, Snapshot as StoreSnapshot, Stage, Writer};
 
+use super::check::Validated;
 use super::records::Records;
 use crate::database::Database;
 use crate::documents::rev_tree::TreeLeaf;
@@ -50,6 +51,8 @@ pub(crate) struct ReadBefore {
     pub(crate) tails: HashMap<Seq, Vec<RevisionId>>,
     /// Why design documents among the edits can't be stored, by the edit's index: a function doesn't compile.
     pub(crate) uncompilable: HashMap<usize, Error>,
+    /// The outcomes of validations, by the edit's index.
+    pub(crate) validated: HashMap<usize, Validated>,
 }
 
 /// Notifies `_db_updates` subscribers of an accepted change on drop, so also when the writer is cancelled.

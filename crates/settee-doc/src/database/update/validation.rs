@@ -3,24 +3,85 @@
 //!
 //! Design documents are scanned at the first edit after one of them was written; the functions found are kept
 //! until the next write of a design document. An edit is validated after its conflict check, against the revision
-//! that it replaces, which is read only if there is a function. The functions run elsewhere, while the updater
-//! waits: an edit is decided before the next one.
+//! that it replaces, which is read only if there is a function.
+//!
+//! The functions run for all edits of a group together before the writer is waited for, against the persisted
+//! state. The outcome counts if the edit then replaces the same revision and the functions are the same ones;
+//! otherwise they run again while the updater waits, before the next edit is decided.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
+use super::check::{Check, Checked, Validated};
 use super::updater::Updater;
 use crate::attachments::Attachment;
 use crate::database::range::Range;
 use crate::database::snapshot::{LeafContent, Snapshot};
-use crate::database::state::Validation;
-use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign, Validator};
+use crate::database::state::{Database, Validation};
+use crate::design_functions::{DesignFunctions, ProposedWrite, ValidatingDesign};
 use crate::documents::design::{self, DESIGN_PREFIX};
 use crate::documents::rev_tree::TreeLeaf;
 use crate::documents::{Document, Edit, Extras, Revision, RevisionId};
 use crate::{Error, Result};
 
-/// What an edit has to pass, or why it is refused whatever it replaces.
-pub(super) type Checked = Result<Option<Arc<dyn Validator>>>;
+/// Bytes of documents that are validated together, from which on further ones are validated alone.
+const AHEAD_BYTES_MAX: usize = 4 << 20;
+
+impl Database {
+    /// Validates interactive edits as of the persisted state. Left out are those that can't be validated so: of
+    /// what is in conflict or has attachments, or could not be read, and everything while the functions aren't
+    /// known.
+    pub(crate) async fn validate_ahead(&self, edits: &[Edit]) -> HashMap<usize, Validated> {
+        let cached = self.validation.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Validation::By(validator) = cached else { return HashMap::new() };
+        let snapshot = self.snapshot();
+        let (mut proposals, mut writes, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for (index, edit) in edits.iter().enumerate() {
+            if edit.id.starts_with(DESIGN_PREFIX) || !edit.attachments.is_empty() {
+                continue;
+            }
+            let Ok(Some((replaced, write))) = snapshot.propose(edit).await else { continue };
+            bytes += write.document.len() + write.previous.as_ref().map_or(0, String::len);
+            if bytes > AHEAD_BYTES_MAX && !writes.is_empty() {
+                break;
+            }
+            proposals.push((index, replaced));
+            writes.push(write);
+        }
+        if writes.is_empty() {
+            return HashMap::new();
+        }
+        let outcomes = validator.validate(writes).await.unwrap_or_default();
+        let validated = proposals.into_iter().zip(outcomes).map(|((index, replaced), outcome)| {
+            (index, Validated { validator: validator.clone(), replaced, outcome })
+        });
+        validated.collect()
+    }
+}
+
+impl Snapshot {
+    /// What an interactive edit without attachments would be validated with, and the revision that it replaces.
+    /// `None` if it is in conflict.
+    async fn propose(&self, edit: &Edit) -> Result<Option<(Option<Revision>, ProposedWrite)>> {
+        let Some(revision) = &edit.revision else {
+            let is_free = self.find(&edit.id).await?.is_none_or(|winner| winner.deleted);
+            let write = || Ok(ProposedWrite { document: proposed(edit, &[], None)?, previous: None });
+            return is_free.then(|| write().map(|write| (None, write))).transpose();
+        };
+        let leaves = self.leaves(&edit.id).await?;
+        if !leaves.iter().any(|leaf| leaf.revision == *revision) {
+            return Ok(None);
+        }
+        let found = self.revision(&edit.id, revision, false).await?.into_iter().next();
+        let Some(document) = found else { return Ok(None) };
+        let document = self.read_whole(document).await?;
+        let history = self.history(&edit.id, revision).await?;
+        let document_text = proposed(edit, &[], Some((revision.clone(), history.clone())))?;
+        let previous = text(&document, &Extras { revisions: Some(history), ..Extras::default() })?;
+        let write = ProposedWrite { document: document_text, previous: Some(previous) };
+        Ok(Some((Some(revision.clone()), write)))
+    }
+}
 
 impl Updater<'_> {
     /// Checks a design document, or finds the functions that an edit has to pass.
@@ -28,7 +89,11 @@ impl Updater<'_> {
     /// # Errors
     /// Inner: why the edit is refused, or why the design documents couldn't be scanned. Outer: the commit of
     /// earlier edits failed.
-    pub(super) async fn check_validation(&mut self, edit: &Edit) -> Result<Checked> {
+    pub(super) async fn check_validation(
+        &mut self,
+        edit: &Edit,
+        ahead: Option<Validated>,
+    ) -> Result<Checked> {
         if edit.id.starts_with(DESIGN_PREFIX) {
             return Ok(design::check(&edit.body()).map(|()| None));
         }
@@ -39,7 +104,7 @@ impl Updater<'_> {
         }
         Ok(match self.validation(&*functions).await {
             Err(error) => Err(error),
-            Ok(Validation::By(validator)) => Ok(Some(validator)),
+            Ok(Validation::By(validator)) => Ok(Some(Check { validator, ahead })),
             Ok(Validation::None | Validation::Unknown) => Ok(None),
         })
     }
@@ -47,16 +112,19 @@ impl Updater<'_> {
     /// Validates an interactive edit that replaces `parent`.
     ///
     /// # Errors
-    /// Those of [`Validator::validate`], or of reading the parent.
+    /// Those of [`Check::run`], or of reading the parent.
     pub(super) async fn validate_update(
         &mut self,
-        validator: &dyn Validator,
+        check: Check,
         edit: &Edit,
         attachments: &[Attachment],
         parent: Option<&TreeLeaf>,
     ) -> Result<()> {
         // A document that is created again replaces nothing.
         let parent = parent.filter(|_| edit.revision.is_some());
+        if let Some(outcome) = check.outcome(parent.map(|parent| &parent.revision)) {
+            return outcome;
+        }
         let (mut previous, mut replaced) = (None, None);
         if let Some(parent) = parent {
             let stored = self.stored(&edit.id, parent).await?;
@@ -65,7 +133,7 @@ impl Updater<'_> {
         }
         let document = proposed(edit, attachments, replaced)?;
         let previous = previous.map(|(document, extras)| text(&document, &extras)).transpose()?;
-        validator.validate(ProposedWrite { document, previous }).await
+        check.run(ProposedWrite { document, previous }).await
     }
 
     /// Validates a replicated edit, whose path leads from `revision` back. Of its ancestors only leaves count as
@@ -75,7 +143,7 @@ impl Updater<'_> {
     /// As [`Updater::validate_update`].
     pub(super) async fn validate_replica(
         &mut self,
-        validator: &dyn Validator,
+        check: Check,
         edit: &Edit,
         attachments: &[Attachment],
         revision: &Revision,
@@ -95,7 +163,7 @@ impl Updater<'_> {
             }
             None => None,
         };
-        validator.validate(ProposedWrite { document, previous }).await
+        check.run(ProposedWrite { document, previous }).await
     }
 
     /// Reads a leaf with its history.
