@@ -51,15 +51,21 @@ func TestChangesAreListedOnceEachInOrderAndFromAPosition(t *testing.T) {
 	equal(t, changed(t, db.Changes(ctx, kivik.Param("descending", true))), []string{"a", "c", "b"})
 }
 
-func TestFiltersSelectByIdAndDesignDocuments(t *testing.T) {
-	ctx, db := t.Context(), filled(t, connect(t), "a", "b", "c", "_design/x")
+func TestFiltersSelectByIdDesignDocumentFunctionAndView(t *testing.T) {
+	ctx, db := t.Context(), filled(t, connect(t), "a", "b", "c")
+	put(t, db, "_design/x", members{
+		"filters": members{"named": "function (doc, req) { return doc.name === req.query.name; }"},
+		"views":   members{"late": members{"map": "function (doc) { if (doc.name > 'a') emit(doc.name); }"}},
+	})
 	asked := kivik.Params(members{"filter": "_doc_ids", "doc_ids": []string{"c", "a", "none"}})
 	equal(t, changed(t, db.Changes(ctx, asked)), []string{"a", "c"})
 	equal(t, changed(t, db.Changes(ctx, kivik.Param("filter", "_design"))), []string{"_design/x"})
+	asked = kivik.Params(members{"filter": "x/named", "name": "b"})
+	equal(t, changed(t, db.Changes(ctx, asked)), []string{"b"})
+	asked = kivik.Params(members{"filter": "_view", "view": "x/late"})
+	equal(t, changed(t, db.Changes(ctx, asked)), []string{"b", "c"})
 	err := db.Changes(ctx, kivik.Param("filter", "x/none")).Err()
-	if status := kivik.HTTPStatus(err); status != 404 && status != 501 {
-		t.Errorf("a missing filter: %d %s", status, err)
-	}
+	refused(t, err, 404, "Not Found: missing json key: none")
 }
 
 func TestALongpollWaitsForAChangeAndEndsWithIt(t *testing.T) {

@@ -8,6 +8,7 @@ maps errors to classes.
 import io
 
 import couchdb
+from couchdb.design import ViewDefinition
 
 from settee import ServerTest
 
@@ -24,6 +25,15 @@ class CouchdbPython(ServerTest):
 
     def new_database(self):
         return self.couch.create(self.new_name())
+
+    def new_numbers(self):
+        """Returns a database of 50 numbers and views of them."""
+        db = self.new_database()
+        db.update([{"_id": f"{number:03}", "n": number, "tens": number // 10} for number in range(50)])
+        by_n = ViewDefinition("d", "by_n", "function (doc) { emit(doc.n, doc.tens); }")
+        by_tens = ViewDefinition("d", "by_tens", "function (doc) { emit(doc.tens, doc.n); }", "_sum")
+        ViewDefinition.sync_many(db, [by_n, by_tens])
+        return db
 
     def raises(self, kind, message, call, *arguments, **options):
         """Checks the class and the message with which a call is refused."""
@@ -127,6 +137,100 @@ class CouchdbPython(ServerTest):
         self.assertEqual(keyed[0].doc["n"], 3)
         paged = [row.id for row in db.iterview("_all_docs", 7)]
         self.assertEqual(paged, [f"{number:03}" for number in range(50)])
+
+    def test_views_are_stored_queried_sliced_and_paged(self):
+        db = self.new_numbers()
+        rows = db.view("d/by_n")
+        self.assertEqual((rows.total_rows, rows.offset, len(rows)), (50, 0, 50))
+        self.assertEqual([(row.id, row.key, row.value) for row in rows[48:]], [("048", 48, 4), ("049", 49, 4)])
+        self.assertEqual([row.id for row in db.view("d/by_n")[7]], ["007"])
+        self.assertEqual(db.view("d/by_n", startkey=10, endkey=12).offset, 10)
+        self.assertEqual([row.doc["n"] for row in db.view("d/by_n", keys=[3, 99, 1], include_docs=True)], [3, 1])
+        self.assertEqual([row.key for row in db.view("d/by_n", descending=True, limit=2, skip=1)], [48, 47])
+        for options in ({}, {"descending": True}, {"limit": 20}, {"startkey": 30}):
+            paged = [row.id for row in db.iterview("d/by_n", 7, **options)]
+            self.assertEqual(paged, [row.id for row in db.view("d/by_n", **options)], options)
+        by_tens = [row.id for row in db.iterview("d/by_tens", 3, reduce=False)]
+        self.assertEqual(by_tens, [f"{number:03}" for number in range(50)])
+        self.assertEqual([row.value for row in db.view("d/by_tens")], [sum(range(50))])
+        groups = db.view("d/by_tens", group=True, startkey=3)
+        self.assertEqual([(row.key, row.value) for row in groups], [(3, sum(range(30, 40))), (4, sum(range(40, 50)))])
+        wrapped = db.view("d/by_n", wrapper=lambda row: row["key"] * 2, limit=2)
+        self.assertEqual(list(wrapped), [0, 2])
+        not_found = ("not_found", "missing_named_view")
+        self.raises(couchdb.ResourceNotFound, not_found, lambda: db.view("d/none").rows)
+        self.raises(
+            couchdb.ServerError,
+            (410, ("gone", "Temporary views are not supported in CouchDB")),
+            lambda: db.query("function (doc) { emit(doc._id); }").rows,
+        )
+
+    def test_changed_and_removed_view_definitions_take_effect(self):
+        db = self.new_numbers()
+        self.assertEqual(len(db.view("d/by_n").rows), 50)
+        changed = ViewDefinition("d", "by_n", "function (doc) { if (doc.n < 3) emit(doc.n); }")
+        ViewDefinition.sync_many(db, [changed], remove_missing=True)
+        self.assertEqual([row.key for row in changed(db)], [0, 1, 2])
+        self.raises(couchdb.ResourceNotFound, ("not_found", "missing_named_view"), lambda: db.view("d/by_tens").rows)
+        self.assertEqual((db.cleanup(), db.compact("d")), (True, True))
+        self.assertEqual([row.key for row in changed(db)], [0, 1, 2])
+
+    def test_show_list_and_update_functions_are_called(self):
+        db = self.new_numbers()
+        design = db["_design/d"]
+        design["shows"] = {"n": "function (doc, req) { return 'n ' + (doc ? doc.n : req.query.other); }"}
+        design["lists"] = {
+            # The client reads a list without a type of its own as JSON.
+            "keys": """function (head) {
+                start({ headers: { "Content-Type": "text/plain" } });
+                send(head.offset + ":");
+                for (var row; (row = getRow()); ) send(" " + row.key);
+            }"""
+        }
+        design["updates"] = {
+            "add": """function (doc, req) {
+                if (!doc) return [{ _id: req.id || req.uuid, n: Number(req.query.by) }, "made"];
+                doc.n += Number(req.query.by);
+                return [doc, { body: String(doc.n), headers: { "Content-Type": "text/plain" } }];
+            }"""
+        }
+        db.save(design)
+        headers, body = db.show("d/n", "007")
+        self.assertEqual((headers["Content-Type"], body.read()), ("text/html; charset=utf-8", b"n 7"))
+        self.assertEqual(db.show("d/n", other="x")[1].read(), b"n x")
+        self.assertEqual(db.list("d/keys", "d/by_n", startkey=47)[1].read(), b"47: 47 48 49")
+        self.assertEqual(db.list("d/keys", "d/by_n", keys=[5, 3])[1].read(), b"5: 5 3")
+        headers, body = db.update_doc("d/add", "007", by=3)
+        self.assertEqual((headers["Content-Type"], body.read()), ("text/plain", b"10"))
+        self.assertEqual((db["007"]["n"], headers["X-Couch-Update-NewRev"]), (10, db["007"].rev))
+        headers, body = db.update_doc("d/add", by=5)
+        self.assertEqual((db[headers["X-Couch-Id"]]["n"], body.read()), (5, b"made"))
+
+    def test_documents_are_found_by_selectors_and_indexes(self):
+        db = self.new_numbers()
+        indexes = db.index()
+        indexes["i", "by-n"] = [{"n": "asc"}]
+        named = [(index["ddoc"], index["name"]) for index in indexes]
+        self.assertEqual(named, [(None, "_all_docs"), ("_design/i", "by-n")])
+        query = {"selector": {"n": {"$gte": 40}, "tens": 4}, "sort": [{"n": "desc"}], "limit": 3}
+        self.assertEqual([doc.id for doc in db.find(query)], ["049", "048", "047"])
+        self.assertEqual(db.explain(query)["index"]["name"], "by-n")
+        del indexes["i", "by-n"]
+        self.assertEqual(len(list(indexes)), 1)
+        self.raises(couchdb.ResourceNotFound, ("not_found", "missing"), indexes.__delitem__, ("i", "by-n"))
+        no_index = (400, ("no_usable_index", "No index exists for this sort, try indexing by the sort fields."))
+        self.raises(couchdb.ServerError, no_index, db.find, query)
+
+    def test_a_validation_and_a_filter_are_honoured(self):
+        db = self.new_database()
+        db["_design/d"] = {
+            "validate_doc_update": "function (doc) { if (doc.n < 0) throw { forbidden: 'Too small.' }; }",
+            "filters": {"even": "function (doc, req) { return doc.n % req.query.by === 0; }"},
+        }
+        rows = db.update([{"_id": f"{number}", "n": number} for number in (-1, 0, 1, 2, 3)])
+        self.assertEqual([ok for ok, _, _ in rows], [False, True, True, True, True])
+        self.raises(couchdb.http.Forbidden, ("forbidden", "Too small."), db.save, {"_id": "x", "n": -1})
+        self.assertEqual([row["id"] for row in db.changes(filter="d/even", by=2)["results"]], ["0", "2"])
 
     def test_small_and_large_attachments_are_read_back(self):
         db = self.new_database()

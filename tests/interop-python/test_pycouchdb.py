@@ -88,6 +88,49 @@ class Pycouchdb(ServerTest):
             db.delete_bulk([dict(docs[4], _rev=f"1-{'a' * 32}")])
         self.assertEqual(len(db), 3)
 
+    def test_views_are_queried_and_paged(self):
+        db = self.new_database()
+        db.save_bulk([{"_id": f"{number:02}", "n": number, "tens": number // 10} for number in range(30)])
+        views = {
+            "by_n": {"map": "function (doc) { emit(doc.n, null); }"},
+            "by_tens": {"map": "function (doc) { emit(doc.tens, doc.n); }", "reduce": "_sum"},
+        }
+        db.save({"_id": "_design/d", "views": views})
+        self.assertEqual([row["key"] for row in db.query("d/by_n", startkey=3, endkey=5)], [3, 4, 5])
+        self.assertEqual(db.query("d/by_n", keys=[9, 99, 2], flat="id", as_list=True), ["09", "02"])
+        self.assertEqual(db.one("d/by_n", descending=True, flat="key"), 29)
+        self.assertIsNone(db.one("d/by_n", key="none"))
+        self.assertEqual(db.one("d/by_tens", flat="value"), sum(range(30)))
+        self.assertEqual(db.query("d/by_tens", group=True, flat="value", as_list=True), [45, 145, 245])
+        self.assertEqual(db.query("d/by_n", pagesize=4, flat="key", as_list=True), list(range(30)))
+        pages = list(db.view_pages("d/by_tens", 7, {"reduce": "false"}))
+        self.assertEqual([len(page) for page in pages], [7, 7, 7, 7, 2])
+        self.assertEqual([row["value"] for page in pages for row in page], list(range(30)))
+        self.assertEqual(db.compact_view("d"), {"ok": True})
+        with self.assertRaisesRegex(exceptions.NotFound, "^missing_named_view$"):
+            db.query("d/none", as_list=True)
+
+    def test_documents_are_found_and_paged(self):
+        db = self.new_database()
+        db.save_bulk([{"_id": f"{number:02}", "n": number} for number in range(30)])
+        self.assertEqual([doc["n"] for doc in db.find({"n": {"$lt": 3}})], [0, 1, 2])
+        self.assertEqual(list(db.find({"n": {"$lt": 3}}, fields=["n"], skip=2)), [{"n": 2}])
+        pages = list(db.mango_pages({"n": {"$gte": 10}}, 8))
+        self.assertEqual([doc["n"] for page in pages for doc in page], list(range(10, 30)))
+        with self.assertRaises(exceptions.GenericError) as caught:
+            list(db.find({"n": {"$no": 3}}))
+        refused = {"error": "invalid_operator", "reason": "Invalid operator: $no"}
+        self.assertEqual(caught.exception.args[0], refused)
+
+    def test_writes_that_validation_refuses_raise(self):
+        db = self.new_database()
+        validate = "function (doc) { if (doc.n < 0) throw { forbidden: 'Too small.' }; }"
+        db.save({"_id": "_design/d", "validate_doc_update": validate})
+        with self.assertRaises(exceptions.GenericError) as caught:
+            db.save({"_id": "a", "n": -1})
+        self.assertEqual(caught.exception.args[0], {"error": "forbidden", "reason": "Too small."})
+        self.assertNotIn("a", db)
+
     def test_attachments_are_read_back_whole_and_streamed(self):
         db = self.new_database()
         large = bytes(range(256)) * 1000

@@ -161,7 +161,7 @@ test('unsupported methods are refused', async () => {
 });
 
 test('endpoints that are not implemented answer 501', async () => {
-  for (const [method, target] of [['GET', '/bad/_design/x/_view/y'], ['POST', '/_replicate']]) {
+  for (const [method, target] of [['GET', '/bad/_design/x/_search/y'], ['POST', '/_replicate']]) {
     const { status, body } = await send(method, target, method === 'POST' ? '{}' : undefined, JSON_TYPE);
     assert.equal(status, 501, `${method} ${target}: ${JSON.stringify(body)}`);
     assert.ok(body.error && body.reason);

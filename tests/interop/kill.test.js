@@ -1,7 +1,7 @@
 // Goal: every write acknowledged by a 2xx survives SIGKILL, however it was requested.
 // Method: writers of every kind run against the server, which is killed at a random moment during their
 // requests and restarted on the same directory; then every acknowledged document is compared with the
-// recovered one. SIGKILL tests the order of writes and recovery, not the syncs: simulated power losses test
+// recovered one, and views with what their functions make of the recovered documents. SIGKILL tests the order of writes and recovery, not the syncs: simulated power losses test
 // those.
 
 import assert from 'node:assert/strict';
@@ -16,6 +16,10 @@ const ROUND_COUNT = 10;
 const REQUESTS_MAX = 600;
 
 const DATABASE = 'killed';
+
+/** Rounds of the test of views, and the upper limit of their requests. */
+const VIEW_ROUND_COUNT = 6;
+const VIEW_REQUESTS_MAX = 300;
 
 after(killAll);
 
@@ -65,6 +69,71 @@ test('every acknowledged write is found after SIGKILL', async (t) => {
       `${documents} documents, found ${documents - lost.length}, lost ${lost.length}`,
   );
   assert.equal(lost.length, 0, `seed ${SEED}:\n${lost.slice(0, 10).join('\n')}`);
+  await server.stop();
+});
+
+/** Queries a view and an index again and again, so that they are being built when the server is killed. */
+class Reader {
+  constructor(name) {
+    this.name = name;
+  }
+
+  async write(server) {
+    await server.expect(200, 'GET', `/${this.name}/_design/d/_view/lengths?reduce=false&limit=1`);
+    await server.expect(200, 'GET', `/${this.name}/_design/d/_view/firsts?group=true`);
+    const query = { selector: { value: { $gt: 'x' } }, sort: ['value'], limit: 1 };
+    await server.expect(200, 'POST', `/${this.name}/_find`, query);
+  }
+}
+
+/** Compares views and an index with the documents; returns their number. */
+async function checkViews(server, name) {
+  const { rows } = await server.expect(200, 'GET', `/${name}/_all_docs?include_docs=true&startkey="a"`);
+  const wanted = rows
+    .map(({ id, doc }) => ({ id, key: doc.value.length, value: doc.value[0] }))
+    .sort((a, b) => a.key - b.key || (a.id < b.id ? -1 : 1));
+  const lengths = await server.expect(200, 'GET', `/${name}/_design/d/_view/lengths?reduce=false`);
+  assert.deepEqual(lengths.rows, wanted);
+  assert.equal(lengths.total_rows, wanted.length);
+  const count = await server.expect(200, 'GET', `/${name}/_design/d/_view/lengths`);
+  assert.equal(count.rows[0]?.value ?? 0, wanted.length);
+  const sums = new Map();
+  for (const { key, value } of wanted) sums.set(value, (sums.get(value) ?? 0) + key);
+  const firsts = await server.expect(200, 'GET', `/${name}/_design/d/_view/firsts?group=true`);
+  assert.deepEqual(firsts.rows.map(({ key, value }) => [key, value]), [...sums].sort());
+  const query = { selector: { value: { $gt: null } }, use_index: 'i', fields: ['_id'], limit: 1_000_000 };
+  const { docs, warning } = await server.expect(200, 'POST', `/${name}/_find`, query);
+  assert.equal(warning, undefined);
+  assert.deepEqual(docs.map(({ _id }) => _id).sort(), wanted.map(({ id }) => id).sort());
+  return wanted.length;
+}
+
+test('views and indexes agree with the documents after SIGKILL', async (t) => {
+  const random = new Random(SEED);
+  t.diagnostic(`seed ${SEED}`);
+  let server = await Server.start();
+  await server.expect(201, 'PUT', '/viewed');
+  const firsts = 'function (keys, values) { return sum(values); }';
+  await server.expect(201, 'PUT', '/viewed/_design/d', {
+    views: {
+      lengths: { map: 'function (doc) { emit(doc.value.length, doc.value[0]); }', reduce: '_count' },
+      firsts: { map: 'function (doc) { emit(doc.value[0], doc.value.length); }', reduce: firsts },
+    },
+  });
+  await server.expect(200, 'POST', '/viewed/_index', { index: { fields: ['value'] }, ddoc: 'i' });
+  const writers = [
+    ...Array.from({ length: 2 }, (_, n) => new SingleWriter('viewed', `single${n}`, random)),
+    new BulkWriter('viewed', 'bulk', random),
+  ];
+  let count = 0;
+  for (let round = 0; round < VIEW_ROUND_COUNT; round++) {
+    await writeUntilKilled(server, [...writers, new Reader('viewed')], 1 + random.below(VIEW_REQUESTS_MAX));
+    server = await Server.start({ directory: server.directory });
+    for (const writer of writers) assert.deepEqual(await lostBy(writer, server), []);
+    count = await checkViews(server, 'viewed');
+  }
+  assert.ok(count > 0, 'no document was left to compare');
+  t.diagnostic(`rounds ${VIEW_ROUND_COUNT}, ${count} documents at last`);
   await server.stop();
 });
 

@@ -1,6 +1,6 @@
 // Goal: `nano`, CouchDB's client for Node, works as with CouchDB.
-// Method: each part of its interface that needs no views, against one server, with a new database for each
-// test.
+// Method: each part of its interface that needs no views (`nano-views.test.js` has the others), against one server,
+// with a new database for each test.
 
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';

@@ -3,9 +3,11 @@
 import http from 'pouchdb-adapter-http';
 import memory from 'pouchdb-adapter-memory';
 import PouchDB from 'pouchdb-core';
+import find from 'pouchdb-find';
+import mapreduce from 'pouchdb-mapreduce';
 import replication from 'pouchdb-replication';
 
-PouchDB.plugin(http).plugin(memory).plugin(replication);
+PouchDB.plugin(http).plugin(memory).plugin(replication).plugin(mapreduce).plugin(find);
 
 let localCount = 0;
 
