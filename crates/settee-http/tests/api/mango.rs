@@ -202,6 +202,31 @@ fn a_large_document_is_matched_and_shown_in_part() {
 }
 
 #[test]
+fn an_index_too_many_is_refused_before_searches_fail() {
+    const INDEXES_MAX: usize = settee_view::mango::limits::INDEXES_MAX;
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let view = |name: &str| {
+        json!({"map": {"fields": {name: "asc"}, "partial_filter_selector": {}}, "reduce": "_count",
+            "options": {"def": {"fields": [name]}}})
+    };
+    let views: serde_json::Map<_, _> =
+        (0..INDEXES_MAX).map(|n| (format!("v{n}"), view(&format!("n{n}")))).collect();
+    let design = json!({"language": "query", "views": views, "autoupdate": false});
+    client.put("/db/_design/d", &design.to_string()).expect_status(201);
+    let mut create = |name: &str, field: &str| {
+        let index = json!({"index": {"fields": [field]}, "ddoc": "d", "name": name});
+        client.post("/db/_index", &index.to_string())
+    };
+    let reason = format!("A database has at most {INDEXES_MAX} indexes.");
+    create("new", "a").expect_error(400, "too_many_indexes", &reason);
+    assert_eq!(create("v0", "a").expect_status(200).json()["result"], "created", "it replaces one");
+    create("v1", &"long".repeat(1 << 18)).expect_status(413);
+    client.post("/db/_find", "{\"selector\":{\"a\":1}}").expect_status(200);
+}
+
+#[test]
 fn indexes_are_created_listed_and_deleted() {
     let server = Server::start();
     let mut client = server.connect();
