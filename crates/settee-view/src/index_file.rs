@@ -17,7 +17,7 @@ use crate::reduce::{Functions, IndexReduction, REDUCERS_MAX, Reducer};
 const SUFFIX: &str = ".view";
 
 /// Version of the entries' encoding.
-const FORMAT_VERSION: u64 = 1;
+const FORMAT_VERSION: u64 = 2;
 
 /// Target size of a node. Larger than a store's, since rows are read in ranges.
 const NODE_BYTES: usize = 8 << 10;
@@ -71,9 +71,6 @@ impl Facts {
     }
 }
 
-/// Makes the JavaScript functions of an index, by its reduce functions' sources.
-pub(crate) type MakeFunctions = Arc<dyn Fn(&[String]) -> Box<dyn Functions> + Send + Sync>;
-
 /// Where an index is, and how it is opened.
 #[derive(Clone)]
 pub(crate) struct IndexPlace {
@@ -81,7 +78,7 @@ pub(crate) struct IndexPlace {
     pub(crate) directory: PathBuf,
     pub(crate) signature: Signature,
     pub(crate) cache: Arc<NodeCache>,
-    pub(crate) make_functions: MakeFunctions,
+    pub(crate) functions: Arc<dyn Functions>,
 }
 
 /// An open file. One task at a time writes to it.
@@ -106,7 +103,7 @@ impl IndexPlace {
 
     fn reduction(&self, reduces: &[String]) -> IndexReduction {
         let reducers = reduces.iter().map(|source| Reducer::parse(source)).collect();
-        IndexReduction::new(reducers, (self.make_functions)(reduces))
+        IndexReduction::new(reducers, self.functions.clone())
     }
 
     /// Opens the newest usable file, or begins one with these reduce functions. The others are removed.

@@ -4,15 +4,20 @@ use std::ops::Bound;
 use std::vec;
 
 use settee_doc::Seq;
-use settee_tree::{Root, Scan};
+use settee_io::yield_now;
+use settee_tree::{Reduction as _, Root, Scan};
 
 use crate::error::{Result, ViewError};
 use crate::merge::read_overflow;
 use crate::reduce::{IndexReduction, ReduceError, Summary};
 use crate::row::{self, EntryRows, ROW, Row};
 
-/// Number of rows that a reduction of rows takes at once.
+/// Rows that a reduction of rows takes at once, and bytes of them; the last row may exceed these.
 const ROWS_REDUCED_MAX: usize = 1_000;
+const BYTES_REDUCED_MAX: usize = 1 << 20;
+
+/// Rows that are skipped one by one between two yields.
+const SKIPPED_PER_YIELD: u64 = 256;
 
 /// A state of an index: immutable, and cheap to clone.
 #[derive(Clone)]
@@ -184,9 +189,8 @@ impl IndexSnapshot {
         if summary.row_count == 0 {
             return Ok(None);
         }
-        let mut out = Vec::new();
-        match self.reduction.write_value(reducer, &summary, &mut out) {
-            Ok(()) => Ok(Some(Ok(out))),
+        match self.reduction.value(reducer, summary).await {
+            Ok(value) => Ok(Some(Ok(value))),
             Err(Some(error)) => Ok(Some(Err(error))),
             Err(None) => self.reduce_rows(reducer, range).await.map(Some),
         }
@@ -198,30 +202,29 @@ impl IndexSnapshot {
         reducer: usize,
         range: &RowRange,
     ) -> Result<std::result::Result<Vec<u8>, ReduceError>> {
-        use settee_tree::Reduction as _;
         let mut scan = self.rows(range, false, 0).await?;
         let mut total = self.reduction.zero();
-        let mut rows: Vec<ViewRow> = Vec::new();
         loop {
-            let row = scan.next().await?;
-            let is_last = row.is_none();
-            rows.extend(row);
-            if rows.len() < ROWS_REDUCED_MAX && !is_last {
-                continue;
+            let (mut rows, mut bytes) = (Vec::new(), 0);
+            while rows.len() < ROWS_REDUCED_MAX
+                && bytes < BYTES_REDUCED_MAX
+                && let Some(row) = scan.next().await?
+            {
+                bytes += row.key.len() + row.value.len();
+                rows.push(row);
             }
-            let summary = self.reduction.of_rows(rows.iter().map(ViewRow::as_row));
-            total = self.reduction.join(&total, &summary);
-            rows.clear();
-            if let Err(error) = self.reduction.reduce_parts_of(reducer, &mut total) {
-                return Ok(Err(error));
-            }
-            if is_last {
+            // Reads from memory never yield.
+            yield_now().await;
+            if rows.is_empty() {
                 break;
             }
+            total = match self.reduction.add_rows(reducer, total, rows).await {
+                Ok(total) => total,
+                Err(error) => return Ok(Err(error)),
+            };
         }
-        let mut out = Vec::new();
-        match self.reduction.write_value(reducer, &total, &mut out) {
-            Ok(()) => Ok(Ok(out)),
+        match self.reduction.value(reducer, total).await {
+            Ok(value) => Ok(Ok(value)),
             Err(Some(error)) => Ok(Err(error)),
             Err(None) => Err(ViewError::damaged("rows can't be reduced")),
         }
@@ -281,6 +284,9 @@ impl RowScan {
                     return Ok(Some(row));
                 }
                 self.skip -= 1;
+                if self.skip.is_multiple_of(SKIPPED_PER_YIELD) {
+                    yield_now().await;
+                }
             }
             let Some((key, value)) = self.scan.next().await? else { return Ok(None) };
             let malformed = || ViewError::damaged("a row is malformed");

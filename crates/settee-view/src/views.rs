@@ -22,7 +22,7 @@ use crate::build::Build;
 use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
-use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
+use crate::index_file::{IndexPlace, remove_files};
 use crate::javascript::JavascriptReduces;
 use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
@@ -85,6 +85,7 @@ pub struct Views {
     directory: PathBuf,
     options: ViewsOptions,
     cache: Arc<NodeCache>,
+    reduces: Arc<JavascriptReduces>,
     designs: Mutex<Designs>,
     indexes: Mutex<HashMap<(Incarnation, Signature), Weak<Index>>>,
     /// Held while indexes are opened, so that each is opened once.
@@ -162,6 +163,7 @@ impl Views {
             directory: databases.directory().join(DIRECTORY),
             options,
             cache: Arc::new(NodeCache::new(options.cache_bytes_max)),
+            reduces: Arc::new(JavascriptReduces::new(databases.env().clone(), options.limits())),
             designs: Mutex::default(),
             indexes: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
@@ -235,8 +237,6 @@ impl Views {
     ) -> Result<DesignViews> {
         let incarnation = database.incarnation();
         let limits = self.options.limits();
-        let make_functions: MakeFunctions =
-            Arc::new(move |reduces: &[String]| Box::new(JavascriptReduces::new(reduces, limits)));
         let mut indexes = IndexList::new();
         for (place, map) in design.maps.iter().enumerate() {
             let reduces = design.reduces_of(place);
@@ -250,7 +250,7 @@ impl Views {
                         directory: self.directory_of(incarnation),
                         signature: map.signature,
                         cache: self.cache.clone(),
-                        make_functions: make_functions.clone(),
+                        functions: self.reduces.clone(),
                     };
                     let index = Arc::new(Index::open(place, map.clone(), &reduces).await?);
                     lock(&self.indexes).insert(key, Arc::downgrade(&index));
