@@ -87,6 +87,7 @@ fn options_select_rows() {
         ("keys=[7,3,1]&skip=1&limit=1", vec![3], 8),
         ("keys=[7,3]&descending=true", vec![3, 7], 6),
         ("keys=[2]&key=1", vec![2], 2),
+        ("keys=[]&startkey=3&endkey=1", vec![], 0),
         ("startkey=3&startkey_docid=d9&limit=1", vec![4], 4),
         ("startkey=3&endkey=3&endkey_docid=d2", vec![], 3),
         ("startkey=1&endkey=2&limit=0", vec![], 1),
@@ -148,6 +149,16 @@ fn bad_options_have_the_errors_of_couchdb() {
     query(&mut client, "key=x").expect_error(400, "bad_request", "invalid UTF-8 JSON");
     let post = |client: &mut Client, body: &str| client.post("/db/_design/d/_view/a", body);
     post(&mut client, "{\"keys\":1}").expect_error(400, "bad_request", "`keys` member must be an array.");
+    for option in ["limit", "skip", "group_level"] {
+        let (text, number) = (format!("{{\"{option}\":\"1\"}}"), format!("{{\"{option}\":0}}"));
+        let reason = "Invalid value for integer: \"1\"";
+        post(&mut client, &text).expect_error(400, "query_parse_error", reason);
+        let queries = format!("{{\"queries\":[{text}]}}");
+        let reply = client.post("/db/_design/d/_view/a/queries", &queries);
+        reply.expect_error(400, "query_parse_error", reason);
+        post(&mut client, &number).expect_status(200);
+    }
+    post(&mut client, "{\"descending\":\"TRUE\"}").expect_status(200);
     post(&mut client, "[]").expect_error(400, "bad_request", "Request body must be a JSON object");
     let reason = "The `queries` parameter is no longer supported at this endpoint";
     post(&mut client, "{\"queries\":[]}").expect_error(400, "bad_request", reason);
