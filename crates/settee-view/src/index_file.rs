@@ -1,7 +1,7 @@
 //! The file of an index: a tree of rows, whose attachment says what the rows were made from.
 //!
-//! A file that can't be opened, or that another version of the sort keys made, is begun anew. The rows can be made
-//! again from the documents, so nothing in it is worth a repair.
+//! A damaged file, or one that another version of the sort keys made, is begun anew. The rows can be made again from
+//! the documents, so nothing in it is worth a repair. A file that the system refuses to open stays.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl IndexPlace {
     /// Opens the newest usable file, or begins one with these reduce functions. The others are removed.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error; no file that may be usable was removed.
     pub(crate) async fn open(&self, reduces: &[&str]) -> Result<IndexFile> {
         directory::create(&*self.env.engine, &self.directory).await?;
         let mut numbers = self.numbers().await?;
@@ -127,10 +127,11 @@ impl IndexPlace {
                         continue;
                     }
                     Ok(None) => {}
-                    Err(error) => {
+                    Err(error @ (TreeError::Damaged(_) | TreeError::OtherFormat { .. })) => {
                         let path = self.path(number);
                         tracing::warn!(%error, path = %path.display(), "an index can't be read, and is built anew");
                     }
+                    Err(error) => return Err(error.into()),
                 }
             }
             self.remove(number).await;
@@ -163,14 +164,14 @@ impl IndexPlace {
     }
 
     /// `None` if it is of another version, or has no root.
-    async fn open_file(&self, number: u64) -> Result<Option<IndexFile>> {
+    async fn open_file(&self, number: u64) -> std::result::Result<Option<IndexFile>, TreeError> {
         let path = self.path(number);
         // The reduce functions are in the attachment: it is read without them first.
         let bare = Tree::open_to_read(&self.env, &path, self.options(), NoSummary).await;
         let bare = match bare {
             Ok(tree) => tree,
             Err(TreeError::NoRoot { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         let (attachment, seq) = (bare.root().attachment().await?, bare.root().seq());
         bare.close().await;
