@@ -4,8 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
 use settee_collate::Collation;
-use settee_sim::{Fault, Sim, SimDisk};
+use settee_doc::Revision;
+use settee_sim::{Fault, Sim, SimDisk, seeds};
 
 use crate::common::{Random, Subject, check_reduces, check_rows};
 
@@ -65,4 +67,73 @@ fn an_index_that_the_system_refuses_to_open_is_not_removed() {
         assert_eq!(design.info().await.update_seq, seq, "the index was built anew");
     })
     .unwrap();
+}
+
+#[test]
+fn an_index_that_missed_purges_is_built_anew_once() {
+    let sim = Sim::new(4);
+    let env = sim.env();
+    sim.run(async {
+        let subject = Subject::open(&env).await;
+        edit(&subject, 4).await;
+        check(&subject, "before").await;
+        subject.database.set_purged_infos_limit(1).await.unwrap();
+        let purge = |id: String, revision| [(id, vec![revision])];
+        for n in 0..5 {
+            let document = json!({"_id": format!("purged{n}"), "n": n});
+            let revision = subject.update(&document).await.unwrap();
+            subject.database.purge(&purge(format!("purged{n}"), revision)).await.unwrap();
+        }
+        check(&subject, "after").await;
+        let files = index_files(sim.disk());
+        for _ in 0..3 {
+            let info = subject.built().await.info().await;
+            assert_eq!(info.purge_seq, subject.database.info().purge_seq);
+        }
+        assert_eq!(index_files(sim.disk()), files);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_purge_before_the_first_build_is_known_to_it() {
+    let sim = Sim::new(5);
+    let env = sim.env();
+    sim.run(async {
+        let subject = Subject::open(&env).await;
+        edit(&subject, 5).await;
+        let revision = subject.update(&json!({"_id": "purged", "n": 1})).await.unwrap();
+        subject.database.purge(&[("purged".to_owned(), vec![revision])]).await.unwrap();
+        check(&subject, "built").await;
+        let info = subject.built().await.info().await;
+        assert_eq!(info.purge_seq, subject.database.info().purge_seq);
+    })
+    .unwrap();
+}
+
+/// One task purges while another builds.
+#[test]
+fn purges_during_builds_leave_no_rows() {
+    for seed in seeds(20) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        sim.run(async {
+            let subject = Subject::open(&env).await;
+            edit(&subject, seed).await;
+            let purges = async {
+                for (id, document) in subject.documents().await {
+                    let revision: Revision = document["_rev"].as_str().unwrap().parse().unwrap();
+                    subject.database.purge(&[(id, vec![revision])]).await.unwrap();
+                }
+            };
+            let builds = async {
+                for _ in 0..20 {
+                    subject.built().await;
+                }
+            };
+            futures_util::future::join(purges, builds).await;
+            check(&subject, &format!("seed={seed}")).await;
+        })
+        .unwrap();
+    }
 }
