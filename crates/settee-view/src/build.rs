@@ -70,7 +70,7 @@ impl Build {
         let mut building: Vec<Option<Building<'_>>> = self.indexes.iter().map(|_| None).collect();
         for index in order {
             if self.indexes[index].failure().is_none() {
-                building[index] = Some(self.indexes[index].begin().await);
+                building[index] = Some(self.indexes[index].begin().await?);
             }
         }
         let snapshot = self.database.snapshot();

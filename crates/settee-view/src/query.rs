@@ -8,7 +8,7 @@ use settee_collate::{Collation, array_prefix, raise, write_sort_key};
 use crate::error::{Result, ViewError};
 use crate::mapper::write_partition;
 use crate::read::{IndexSnapshot, RowRange, RowScan, ViewRow};
-use crate::reduce::{REDUCERS_MAX, ReduceError};
+use crate::reduce::ReduceError;
 use crate::row::{PART_SIZE_MAX, ROW, key_part, row_key};
 
 /// How a reduction groups rows.
@@ -296,7 +296,7 @@ impl Groups {
     /// The groups in these ranges, in their order, after the first `skip` of all.
     ///
     /// # Errors
-    /// If the index doesn't have the reduce function.
+    /// None at present.
     #[expect(clippy::too_many_arguments, reason = "they are the query's options")]
     pub fn new(
         snapshot: IndexSnapshot,
@@ -308,11 +308,7 @@ impl Groups {
         skip: u64,
         limit: u64,
     ) -> Result<Groups> {
-        let missing = || {
-            let reason = format!("an index has at most {REDUCERS_MAX} reduce functions");
-            ViewError::function("too_many_reduce_functions", reason)
-        };
-        let reducer = snapshot.reducer(reduce).ok_or_else(missing)?;
+        let (snapshot, reducer) = snapshot.for_reduce(reduce);
         let ranges = ranges.into();
         Ok(Groups { snapshot, space, reducer, grouping, ranges, descending, skip, limit })
     }

@@ -7,8 +7,9 @@ use settee_doc::Seq;
 use settee_tree::{Root, Scan};
 
 use crate::error::{Result, ViewError};
+use crate::index_file::MakeFunctions;
 use crate::merge::read_overflow;
-use crate::reduce::{IndexReduction, ReduceError, Summary};
+use crate::reduce::{IndexReduction, ReduceError, Reducer, Summary};
 use crate::row::{self, EntryRows, ROW, Row};
 
 /// Number of rows that a reduction of rows takes at once.
@@ -24,6 +25,9 @@ pub struct IndexSnapshot {
     /// The last change of the database that it has.
     pub seq: Seq,
     pub(crate) purge_seq: u64,
+    pub(crate) make_functions: MakeFunctions,
+    /// Whether `reduction` isn't the tree's: see [`IndexSnapshot::for_reduce`].
+    pub(crate) is_reduced_from_rows: bool,
 }
 
 /// A range of an index's rows: bounds of sort keys, each perhaps with a document's id.
@@ -184,6 +188,9 @@ impl IndexSnapshot {
         if summary.row_count == 0 {
             return Ok(None);
         }
+        if self.is_reduced_from_rows {
+            return self.reduce_rows(reducer, range).await.map(Some);
+        }
         let mut out = Vec::new();
         match self.reduction.write_value(reducer, &summary, &mut out) {
             Ok(()) => Ok(Some(Ok(out))),
@@ -227,9 +234,17 @@ impl IndexSnapshot {
         }
     }
 
-    /// The index of a reduce function, if the index has it.
-    pub(crate) fn reducer(&self, source: &str) -> Option<usize> {
-        self.reduces.iter().position(|own| own == source)
+    /// The state for queries that reduce with one function, and the function's index there. If the index lacks the
+    /// function, the rows are reduced by each query.
+    pub(crate) fn for_reduce(mut self, source: &str) -> (IndexSnapshot, usize) {
+        if let Some(reducer) = self.reduces.iter().position(|own| own == source) {
+            return (self, reducer);
+        }
+        let reduces = [source.to_owned()];
+        self.reduction = IndexReduction::new(vec![Reducer::parse(source)], (self.make_functions)(&reduces));
+        self.reduces = reduces.into();
+        self.is_reduced_from_rows = true;
+        (self, 0)
     }
 
     /// Bytes of the index's file up to this state.
@@ -283,7 +298,10 @@ impl RowScan {
                 self.skip -= 1;
             }
             let Some((key, value)) = self.scan.next().await? else { return Ok(None) };
-            let malformed = || ViewError::damaged("a row is malformed");
+            let malformed = || {
+                self.root.report_damage();
+                ViewError::damaged("a row is malformed")
+            };
             match row::decode(key, value).ok_or_else(malformed)? {
                 EntryRows::Inline(rows) => match &rows[..] {
                     [row] if self.skip == 0 => return Ok(Some(ViewRow::of(row))),

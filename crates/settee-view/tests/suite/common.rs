@@ -172,7 +172,9 @@ impl Subject {
     /// The indexes, brought up to date.
     pub(crate) async fn built(&self) -> Arc<DesignViews> {
         let design = self.views.design(&self.database, DESIGN).await.unwrap();
-        design.add_reduces().await.unwrap();
+        for view in &design.design.views {
+            design.add_reduces(view).await.unwrap();
+        }
         design.build(&self.database, self.database.snapshot().update_seq()).await.unwrap();
         design
     }
