@@ -9,7 +9,7 @@ use settee_io::yield_now;
 use crate::error::{Result, ViewError};
 use crate::mapper::write_partition;
 use crate::read::{IndexSnapshot, RowRange, RowScan, ViewRow};
-use crate::reduce::{REDUCERS_MAX, ReduceError};
+use crate::reduce::ReduceError;
 use crate::row::{ROW, WHOLE_SIZE_MAX, key_part, row_key, whole_part};
 
 /// How a reduction groups rows.
@@ -314,9 +314,6 @@ pub struct Groups {
 
 impl Groups {
     /// The groups in these ranges, in their order, after the first `skip` of all.
-    ///
-    /// # Errors
-    /// If the index doesn't have the reduce function.
     #[expect(clippy::too_many_arguments, reason = "they are the query's options")]
     pub fn new(
         snapshot: IndexSnapshot,
@@ -327,14 +324,10 @@ impl Groups {
         descending: bool,
         skip: u64,
         limit: u64,
-    ) -> Result<Groups> {
-        let missing = || {
-            let reason = format!("an index has at most {REDUCERS_MAX} reduce functions");
-            ViewError::function("too_many_reduce_functions", reason)
-        };
-        let reducer = snapshot.reducer(reduce).ok_or_else(missing)?;
+    ) -> Groups {
+        let (snapshot, reducer) = snapshot.for_reduce(reduce);
         let ranges = ranges.into();
-        Ok(Groups { snapshot, space, reducer, grouping, ranges, descending, skip, limit })
+        Groups { snapshot, space, reducer, grouping, ranges, descending, skip, limit }
     }
 
     /// The next group, or `None` at the end.

@@ -9,7 +9,7 @@ use settee_tree::{Reduction as _, Root, Scan};
 
 use crate::error::{Result, ViewError};
 use crate::merge::read_overflow;
-use crate::reduce::{IndexReduction, ReduceError, Summary};
+use crate::reduce::{IndexReduction, ReduceError, Reducer, Summary};
 use crate::row::{self, EntryRows, ROW, Row};
 
 /// Rows that a reduction of rows takes at once, and bytes of them; the last row may exceed these.
@@ -29,6 +29,8 @@ pub struct IndexSnapshot {
     /// The last change of the database that it has.
     pub seq: Seq,
     pub(crate) purge_seq: u64,
+    /// Whether `reduction` isn't the tree's: see [`IndexSnapshot::for_reduce`].
+    pub(crate) is_reduced_from_rows: bool,
 }
 
 /// A range of an index's rows: bounds of sort keys, each perhaps with a document's id.
@@ -189,6 +191,9 @@ impl IndexSnapshot {
         if summary.row_count == 0 {
             return Ok(None);
         }
+        if self.is_reduced_from_rows {
+            return self.reduce_rows(reducer, range).await.map(Some);
+        }
         match self.reduction.value(reducer, summary).await {
             Ok(value) => Ok(Some(Ok(value))),
             Err(Some(error)) => Ok(Some(Err(error))),
@@ -230,9 +235,16 @@ impl IndexSnapshot {
         }
     }
 
-    /// The index of a reduce function, if the index has it.
-    pub(crate) fn reducer(&self, source: &str) -> Option<usize> {
-        self.reduces.iter().position(|own| own == source)
+    /// The state for queries that reduce with one function, and the function's index there. If the index lacks the
+    /// function, the rows are reduced by each query.
+    pub(crate) fn for_reduce(mut self, source: &str) -> (IndexSnapshot, usize) {
+        if let Some(reducer) = self.reduces.iter().position(|own| own == source) {
+            return (self, reducer);
+        }
+        self.reduction = self.reduction.with(Reducer::parse(source));
+        self.reduces = [source.to_owned()].into();
+        self.is_reduced_from_rows = true;
+        (self, 0)
     }
 
     /// Bytes of the index's file up to this state.
@@ -289,7 +301,10 @@ impl RowScan {
                 }
             }
             let Some((key, value)) = self.scan.next().await? else { return Ok(None) };
-            let malformed = || ViewError::damaged("a row is malformed");
+            let malformed = || {
+                self.root.report_damage();
+                ViewError::damaged("a row is malformed")
+            };
             match row::decode(key, value).ok_or_else(malformed)? {
                 EntryRows::Inline(rows) => match &rows[..] {
                     [row] if self.skip == 0 => return Ok(Some(ViewRow::of(row))),

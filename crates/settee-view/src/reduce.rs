@@ -271,6 +271,11 @@ impl IndexReduction {
         IndexReduction { reducers: reducers.into(), functions, stopped }
     }
 
+    /// The reduction with another function alone.
+    pub(crate) fn with(&self, reducer: Reducer) -> IndexReduction {
+        IndexReduction::new(vec![reducer], self.functions.clone())
+    }
+
     /// The summary of rows of one entry.
     fn of_rows<'a>(&self, rows: impl IntoIterator<Item = Row<'a>>) -> Summary {
         let mut summary = self.zero();

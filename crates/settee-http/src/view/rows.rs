@@ -42,7 +42,7 @@ pub(super) async fn write_result(
             out.buffer.extend_from_slice(b"\"rows\":[\r\n");
             let reduce = definition.reduce.as_deref().unwrap_or_default();
             let (descending, skip, limit) = (args.descending, args.skip, args.limit);
-            let groups = Groups::new(snapshot, space, reduce, grouping, ranges, descending, skip, limit)?;
+            let groups = Groups::new(snapshot, space, reduce, grouping, ranges, descending, skip, limit);
             write_groups(groups, out).await?;
         }
         Output::Rows => {

@@ -187,7 +187,9 @@ impl Subject {
     /// The indexes, brought up to date.
     pub(crate) async fn built(&self) -> Arc<DesignViews> {
         let design = self.views.design(&self.database, DESIGN).await.unwrap();
-        design.add_reduces().await.unwrap();
+        for view in &design.design.views {
+            design.add_reduces(view).await.unwrap();
+        }
         design.build(&self.database, self.database.snapshot().update_seq()).await.unwrap();
         design
     }
@@ -365,8 +367,7 @@ pub(crate) async fn check_reduces(design: &DesignViews, documents: &BTreeMap<Str
             let grouping = if level == 0 { Grouping::All } else { Grouping::Level(level) };
             let (index, space) = (design.snapshot(view).unwrap(), design.space(view, None));
             let ranges = vec![space.all()];
-            let mut groups =
-                Groups::new(index, space, reduce, grouping, ranges, descending, 0, u64::MAX).unwrap();
+            let mut groups = Groups::new(index, space, reduce, grouping, ranges, descending, 0, u64::MAX);
             let mut found = Vec::new();
             while let Some(group) = groups.next().await.unwrap() {
                 let value = group.value.unwrap();
