@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures_util::future::Either;
 use serde_json::json;
 use settee_collate::Collation;
 use settee_doc::Revision;
@@ -324,6 +325,27 @@ fn two_handles_of_an_index_leave_each_others_files_alone() {
         former.compact().await.unwrap();
         let after = index_files(sim.disk());
         assert!(files.iter().all(|file| after.contains(file)), "{files:?} {after:?}");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_client_that_leaves_does_not_wait_any_more() {
+    let sim = Sim::new(9);
+    let env = sim.env();
+    sim.run(async {
+        let subject = Subject::open(&env).await;
+        edit(&subject, 9).await;
+        let design = subject.views.design(&subject.database, "_design/d").await.unwrap();
+        let seq = subject.database.snapshot().update_seq();
+        {
+            let build = std::pin::pin!(design.build(&subject.database, seq));
+            let now = std::pin::pin!(std::future::ready(()));
+            assert!(matches!(futures_util::future::select(build, now).await, Either::Right(_)));
+            assert_eq!(design.info().await.waiting_count, 1);
+        }
+        assert_eq!(design.info().await.waiting_count, 0);
+        check(&subject, "after").await;
     })
     .unwrap();
 }
