@@ -80,12 +80,10 @@ impl Build {
         if since >= target {
             return Ok(());
         }
-        self.progress.begin(snapshot.pending(since).await?);
+        let _running = self.progress.begin(snapshot.pending(since).await?);
         let mut run = Run { build: self, building, pending: Vec::new(), pending_bytes: 0, logged: 0 };
         run.pending = self.indexes.iter().map(|_| Vec::new()).collect();
-        let built = run.scan(&snapshot, since, target).await;
-        self.progress.end();
-        built
+        run.scan(&snapshot, since, target).await
     }
 
     /// Removes the rows of purged documents. If a purge left revisions of a document, it has a new `Seq`, so that the

@@ -28,7 +28,7 @@ use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
 use crate::planned::{PlannedMapper, Plans};
-use crate::progress::Progress;
+use crate::progress::{Counted, Progress};
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
 
@@ -415,10 +415,8 @@ impl DesignViews {
         if self.is_current(database, target) {
             return Ok(());
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let built = self.clone().start(database, target).await;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        built.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
+        let _waiting = Counted::new(&self.waiting);
+        self.clone().start(database, target).await.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
     }
 
     /// As [`DesignViews::build`], without waiting for it.

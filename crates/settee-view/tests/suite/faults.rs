@@ -4,12 +4,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::Either;
 use serde_json::json;
 use settee_collate::Collation;
 use settee_doc::Revision;
 use settee_io::OperationKind;
-use settee_sim::{Fault, Sim, SimDisk, seeds};
+use settee_sim::{Fault, Panics, Sim, SimDisk, seeds};
 use settee_view::{DesignViews, Grouping, Groups, MapRows, ViewDefinition, ViewError};
 
 use crate::common::{Random, Subject, check_reduces, check_rows};
@@ -327,4 +329,47 @@ fn two_handles_of_an_index_leave_each_others_files_alone() {
         assert!(files.iter().all(|file| after.contains(file)), "{files:?} {after:?}");
     })
     .unwrap();
+}
+
+#[test]
+fn a_client_that_leaves_does_not_wait_any_more() {
+    let sim = Sim::new(9);
+    let env = sim.env();
+    sim.run(async {
+        let subject = Subject::open(&env).await;
+        edit(&subject, 9).await;
+        let design = subject.views.design(&subject.database, "_design/d").await.unwrap();
+        let seq = subject.database.snapshot().update_seq();
+        {
+            let build = std::pin::pin!(design.build(&subject.database, seq));
+            let now = std::pin::pin!(std::future::ready(()));
+            assert!(matches!(futures_util::future::select(build, now).await, Either::Right(_)));
+            assert_eq!(design.info().await.waiting_count, 1);
+        }
+        assert_eq!(design.info().await.waiting_count, 0);
+        check(&subject, "after").await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_lazy_query_builds_after_a_build_that_panicked() {
+    let mut panic_count = 0;
+    for call in 0..12 {
+        let panics = Panics::new("view build", call);
+        let sim = Sim::new(call);
+        let env = panics.env(&sim.env());
+        sim.run(async {
+            let subject = Subject::open(&env).await;
+            edit(&subject, call).await;
+            let design = subject.views.design(&subject.database, "_design/d").await.unwrap();
+            let seq = subject.database.snapshot().update_seq();
+            panic_count += u64::from(design.build(&subject.database, seq).await.is_err());
+            design.build_in_background(&subject.database, seq);
+            env.clock.sleep(Duration::from_secs(10)).await;
+            assert_eq!(design.info().await.update_seq, seq, "call={call}");
+        })
+        .unwrap();
+    }
+    assert!(panic_count > 3, "{panic_count}");
 }
