@@ -101,7 +101,13 @@ fn parse_here<T>(
     if !parsed.program.directives.is_empty() {
         return outside(parsed.program.span, "a directive");
     }
-    compile(&text, &statement.expression)
+    match &statement.expression {
+        // The source could close the parenthesis itself: `a)=>emit(a`.
+        ast::Expression::ParenthesizedExpression(whole) if whole.span == parsed.program.span => {
+            compile(&text, &whole.expression)
+        }
+        other => outside(other.span(), "source that isn't one function"),
+    }
 }
 
 /// How deep brackets are nested; those in strings and comments count too.

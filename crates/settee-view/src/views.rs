@@ -416,7 +416,10 @@ impl DesignViews {
             return Ok(());
         }
         let _waiting = Counted::new(&self.waiting);
-        self.clone().start(database, target).await.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
+        self.clone()
+            .start(database, target)
+            .await
+            .unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
     }
 
     /// As [`DesignViews::build`], without waiting for it.
