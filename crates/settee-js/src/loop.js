@@ -16,6 +16,7 @@
   const { stringify, parse } = JSON;
   const freezeOne = Object.freeze;
   const arrayTest = Array.isArray;
+  const errorTest = Error.isError;
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
@@ -144,13 +145,15 @@
 
   const MESSAGE_LENGTH_MAX = 2000;
 
-  // What an exception means: `memory`, `stop` (with `error` and `reason`) or `drop` (with `message`).
+  // What an exception means: `memory`, `stop` (with `error` and `reason`), or that the document is dropped
+  // (`message`), unless it is `ambiguous`: memory or not.
   function judge(e) {
     try {
       if (e === 'fatal_error') {
         return { stop: true, error: 'map_runtime_error', reason: "function raised 'fatal_error'" };
       }
       if (isOutOfMemory(e)) return { memory: true };
+      if (e === null) return { ambiguous: !nullIsThrown, message: 'null' };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
           return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
@@ -159,15 +162,24 @@
       }
     } catch (second) {
       if (isOutOfMemory(second)) return { memory: true };
+      if (second === null) return { ambiguous: !nullIsThrown, message: 'null' };
     }
     return { message: describe(e) };
   }
 
+  // The engine throws null when it cannot allocate the exception, and functions may throw it. Rust finds out
+  // which and says by `trustNull` that the next one is a function's.
+  let nullIsThrown = false;
+  let nullSeen = false;
+
+  function trustNull(trusted) {
+    nullIsThrown = trusted;
+  }
+
   function isOutOfMemory(e) {
-    // The engine throws null when it cannot allocate the exception.
-    if (e === null) return true;
+    if (e === null) nullSeen = true;
     try {
-      return typeof e === 'object' && e.name === 'InternalError' && e.message === 'out of memory';
+      return errorTest(e) && e.name === 'InternalError' && e.message === 'out of memory';
     } catch (_) {
       return false;
     }
@@ -201,13 +213,17 @@
     }
   }
 
-  // `respond` for an entry point: the JSON text of its result, or of the failure.
+  // `respond` for an entry point: the JSON text of its result, or of the failure. It ends in "ambiguous" if
+  // null was thrown, for then memory may have run out.
   function respond(work) {
+    nullSeen = false;
     try {
       return stringify(work());
     } catch (e) {
       try {
-        return stringify(failure(e));
+        const answer = failure(e);
+        if (nullSeen) answer[answer.length] = 'ambiguous';
+        return stringify(answer);
       } catch (second) {
         return stringify(isOutOfMemory(second) ? ['memory'] : ['error', 'unnamed_error', null]);
       }
@@ -435,7 +451,8 @@
     realms[index].fun = null;
   }
 
-  // Runs up to `segments` segments. Returns 0, or 1 if memory ran out in the segment after the committed ones.
+  // Runs up to `segments` segments. Returns 0; or 1 if memory ran out in the segment after the committed ones,
+  // 2 if null was thrown in it.
   function run(segments) {
     const functionCount = realms.length;
     const end = counts.length + segments;
@@ -471,6 +488,7 @@
         } catch (e) {
           const verdict = judge(e);
           if (verdict.memory) return 1;
+          if (verdict.ambiguous) return 2;
           const message = stringify(verdict.stop ? [verdict.error, verdict.reason] : [verdict.message]);
           messages[messages.length] = message;
           if (verdict.stop) realms[functionIndex].fun = null;
@@ -509,14 +527,16 @@
 
   // ---- Reduce ----
 
-  function reduce(index, keys, values, rereduce) {
+  // Without keys the values are reductions.
+  function reduce(index, keys, values) {
     return respond(() => {
       let result = null;
       try {
-        result = realms[index].fun(keys, values, rereduce);
+        result = realms[index].fun(keys, values, keys === null);
       } catch (e) {
         const verdict = judge(e);
         if (verdict.memory) return ['memory'];
+        if (verdict.ambiguous) return ['ambiguous'];
         if (verdict.stop) return ['error', verdict.error, verdict.reason];
         log('function raised exception ' + verdict.message);
       }
@@ -590,8 +610,8 @@
       try {
         apply(realms[index].fun, design, [document, previous, user, security]);
       } catch (e) {
-        if (e !== null && e !== undefined && ((e.name && e.stack) || isOutOfMemory(e))) throw e;
-        return ['refused', e];
+        if (isOutOfMemory(e) || (e !== null && e !== undefined && e.name && e.stack)) throw e;
+        return nullSeen ? ['refused', e, 'ambiguous'] : ['refused', e];
       }
       return ['ok'];
     });
@@ -865,7 +885,7 @@
   limitBuiltins(globalThis);
 
   return freezeOne({
-    addRealm, addFunction, spin, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,
+    addRealm, addFunction, spin, trustNull, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,
     setDesign, source, filter, filterView, validate, update, show, list, rewrite,
   });
 })

@@ -71,6 +71,46 @@ fn an_offender_stops_alone_whatever_the_batch_size() {
 }
 
 #[test]
+fn a_thrown_null_drops_one_document_whatever_the_batch_size() {
+    let documents = ["{}", r#"{"bad":1}"#, "{}", r#"{"bad":1}"#, "{}"];
+    for body in [
+        "throw null",
+        "emit({toJSON: function () { throw null; }}, 1)",
+        "for (var i = 0; i < 90000; i++); throw null",
+    ] {
+        let thrower = format!("function (doc) {{ emit(0, 0); if (doc.bad) {{ {body} }} }}");
+        let functions = [&*thrower, "function (doc) { emit(1, 1); }"];
+        let expected =
+            ["0:0", "1:1", "dropped null", "1:1", "0:0", "1:1", "dropped null", "1:1", "0:0", "1:1"];
+        for batch_size in [1, 2, 5] {
+            assert_eq!(outcomes(&functions, &documents, batch_size, QUICK), expected, "{body} {batch_size}");
+        }
+    }
+}
+
+#[test]
+fn null_that_the_engine_throws_is_memory() {
+    // Small allocations alone: the exception does not fit either.
+    let list = "var a = null; for (;;) a = {a: a}";
+    let offender = format!("function (doc) {{ if (doc.bad) {{ {list} }} emit(1, 1); }}");
+    let kept = "(function () { var kept = null; return function (doc) {
+                for (var i = 0; i < doc.n; i++) kept = {a: kept}; emit(1, 1); }; })()";
+    let limits = Limits { ticks: 2000, ..QUICK };
+    for batch_size in [1, 3] {
+        let found = outcomes(&[&offender], &["{}", r#"{"bad":1}"#, "{}"], batch_size, limits);
+        assert_eq!(found, ["1:1", "stopped function exceeded 8388608 bytes of memory", "skipped"]);
+        // Free variables that fill the memory are lost with the engine, and the function goes on.
+        let found = outcomes(&[kept], &[r#"{"n":30000}"#; 12], batch_size, limits);
+        assert_eq!(found, ["1:1"; 12]);
+    }
+    let reduce = format!("function (k, v) {{ if (v[0] === 0) throw null; {list} }}");
+    let mut context = ReduceContext::new(&[&reduce], limits).expect("compiles");
+    assert_eq!(context.rereduce(0, "[0]").as_deref(), Ok("null"));
+    assert_eq!(context.rereduce(0, "[1]"), Err(Stop::Memory { limit: 8 << 20 }.into()));
+    assert_eq!(context.rereduce(0, "[0]").as_deref(), Ok("null"));
+}
+
+#[test]
 fn ticks_are_counted_alike_in_every_batch() {
     // The number of loops at which a function is stopped, found by bisection, alone and after others.
     let is_stopped = |loops: u32, before: usize, batch_size: usize| {

@@ -5,7 +5,7 @@
 //! update. After each merge the index has all changes up to some `Seq`, so that a build continues there after a
 //! crash, and readers may read what has been built.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use settee_doc::{Database, DocumentRow, Extras, Seq, Snapshot, Winner};
@@ -70,7 +70,7 @@ impl Build {
         let mut building: Vec<Option<Building<'_>>> = self.indexes.iter().map(|_| None).collect();
         for index in order {
             if self.indexes[index].failure().is_none() {
-                building[index] = Some(self.indexes[index].begin().await);
+                building[index] = Some(self.indexes[index].begin().await?);
             }
         }
         let snapshot = self.database.snapshot();
@@ -80,59 +80,34 @@ impl Build {
         if since >= target {
             return Ok(());
         }
-        self.progress.begin(snapshot.pending(since).await?);
+        let _running = self.progress.begin(snapshot.pending(since).await?);
         let mut run = Run { build: self, building, pending: Vec::new(), pending_bytes: 0, logged: 0 };
         run.pending = self.indexes.iter().map(|_| Vec::new()).collect();
-        let built = run.scan(&snapshot, since, target).await;
-        self.progress.end();
-        built
+        run.scan(&snapshot, since, target).await
     }
 
-    /// Removes, or makes anew, the rows of purged documents.
+    /// Removes the rows of purged documents. If a purge left revisions of a document, it has a new `Seq`, so that the
+    /// scan maps it again.
     async fn take_purges(&self, snapshot: &Snapshot, building: &mut [Option<Building<'_>>]) -> Result<()> {
-        let newest = self.database.info().purge_seq;
-        for building in building.iter_mut() {
-            let Some(index) = building else { continue };
+        // As of the snapshot: with a later purge the index would claim what the scan still shows.
+        let newest = snapshot.purge_seq().await?;
+        for index in building.iter_mut().flatten() {
             let (seq, purge_seq) = index.reached();
-            if seq > snapshot.update_seq() {
-                index.reset().await?;
+            let mut documents = Vec::new();
+            let is_ahead = seq > snapshot.update_seq() || purge_seq > newest;
+            if !is_ahead && purge_seq == newest {
                 continue;
             }
-            if purge_seq >= newest {
-                continue;
-            }
-            let mut purges = snapshot.purges(purge_seq);
-            let mut next = purge_seq + 1;
-            let mut ids = Vec::new();
-            while let Some(purge) = purges.next().await? {
-                if purge.number != next {
-                    break;
+            let ids = if is_ahead { None } else { purged_ids(snapshot, purge_seq, newest).await? };
+            match ids {
+                _ if seq == Seq(0) => {}
+                Some(ids) => {
+                    documents.extend(ids.into_iter().map(|id| MappedDocument { id, rows: Vec::new() }));
                 }
-                next += 1;
-                ids.extend(purged_id(&purge.text));
+                // It is ahead of its database, or infos of older purges are gone.
+                None => index.reset().await?,
             }
-            if seq > Seq(0) && next <= newest {
-                // Infos of older purges are gone.
-                index.reset().await?;
-                continue;
-            }
-            ids.sort_unstable();
-            ids.dedup();
-            if seq == Seq(0) {
-                ids.clear();
-            }
-            let mut inputs = Vec::with_capacity(ids.len());
-            for id in ids {
-                let document = snapshot.document_or_deleted(&id).await?;
-                let json = match document {
-                    Some(document) if !document.deleted => Some(self.text(snapshot, document, None).await?),
-                    _ => None,
-                };
-                inputs.push(Input { id, seq, json });
-            }
-            let group = self.map(inputs).await?;
-            let position = self.indexes.iter().position(|own| std::ptr::eq(&**own, index.index()));
-            let documents = position.and_then(|at| group.by_index.into_iter().nth(at)).unwrap_or_default();
+            let (seq, _) = index.reached();
             index.merge(documents, seq, newest).await?;
             index.commit().await?;
         }
@@ -144,17 +119,10 @@ impl Build {
         &self,
         snapshot: &Snapshot,
         document: settee_doc::Document,
-        winner: Option<(bool, Seq)>,
+        (has_conflicts, seq): (bool, Seq),
     ) -> Result<Vec<u8>> {
         let document = snapshot.read_whole(document).await?;
         let mut extras = Extras::default();
-        let (has_conflicts, seq) = match winner {
-            Some(winner) => winner,
-            None => match snapshot.find(&document.id).await? {
-                Some(summary) => (summary.has_conflicts, summary.seq),
-                None => (false, Seq(0)),
-            },
-        };
         if has_conflicts {
             for leaf in snapshot.leaves(&document.id).await?.into_iter().skip(1) {
                 let list = if leaf.deleted { &mut extras.deleted_conflicts } else { &mut extras.conflicts };
@@ -177,15 +145,11 @@ impl Build {
             return Ok(Input { id, seq, json: None });
         }
         let document = snapshot.read_winner(&id, winner).await?;
-        let json = Some(self.text(snapshot, document, Some((has_conflicts, seq))).await?);
+        let json = Some(self.text(snapshot, document, (has_conflicts, seq)).await?);
         Ok(Input { id, seq, json })
     }
 
     /// Maps documents in a background task.
-    async fn map(&self, inputs: Vec<Input>) -> Result<MappedGroup> {
-        self.start_mapping(inputs).await.map_err(|_| ViewError::damaged("a build was aborted"))?
-    }
-
     fn start_mapping(&self, inputs: Vec<Input>) -> oneshot::Receiver<Result<MappedGroup>> {
         let (sender, done) = oneshot::channel();
         let (mappers, design) = (self.mappers.clone(), self.design.clone());
@@ -312,6 +276,21 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// The documents of the purges after one, in order and once each; `None` if not all infos are there.
+async fn purged_ids(snapshot: &Snapshot, after: u64, newest: u64) -> Result<Option<BTreeSet<String>>> {
+    let mut purges = snapshot.purges(after);
+    let mut last = after;
+    let mut ids = BTreeSet::new();
+    while let Some(purge) = purges.next().await? {
+        if purge.number != last + 1 {
+            return Ok(None);
+        }
+        last = purge.number;
+        ids.extend(purged_id(&purge.text));
+    }
+    Ok((last == newest).then_some(ids))
 }
 
 /// The document of a purge info.

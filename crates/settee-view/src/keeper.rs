@@ -27,6 +27,18 @@ struct Due {
     running: BTreeSet<String>,
 }
 
+/// A database whose indexes are being built; also if that panics, it isn't any more on drop.
+struct Running {
+    due: Arc<Mutex<Due>>,
+    name: String,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        lock(&self.due).running.remove(&self.name);
+    }
+}
+
 impl Views {
     /// Builds indexes after writes, until the future is dropped; never if the options say so.
     pub async fn keep_up(self: Arc<Views>, databases: Arc<Databases>) {
@@ -66,12 +78,13 @@ impl Views {
             let (views, databases, due, permits) =
                 (self.clone(), databases.clone(), due.clone(), permits.clone());
             databases.env().clone().spawn("keeping views up", async move {
+                let running = Running { due: due.clone(), name: name.clone() };
                 let permit = permits.acquire().await;
                 if let Err(error) = views.build_all(&databases, &name).await {
                     tracing::warn!(database = name, %error, "indexes aren't kept up");
                 }
                 drop(permit);
-                lock(&due).running.remove(&name);
+                drop(running);
                 // Writes meanwhile.
                 if lock(&due).waiting.contains(&name) {
                     views.start_due(&databases, &due, &permits);

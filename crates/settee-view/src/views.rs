@@ -22,13 +22,13 @@ use crate::build::Build;
 use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
-use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
+use crate::index_file::{IndexPlace, remove_files};
 use crate::javascript::JavascriptReduces;
 use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
 use crate::planned::{PlannedMapper, Plans};
-use crate::progress::Progress;
+use crate::progress::{Counted, Progress};
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
 
@@ -85,8 +85,10 @@ pub struct Views {
     directory: PathBuf,
     options: ViewsOptions,
     cache: Arc<NodeCache>,
+    reduces: Arc<JavascriptReduces>,
     designs: Mutex<Designs>,
     indexes: Mutex<HashMap<(Incarnation, Signature), Weak<Index>>>,
+    last_number: Arc<AtomicU64>,
     /// Held while indexes are opened, so that each is opened once.
     opening: tokio::sync::Mutex<()>,
 }
@@ -162,8 +164,10 @@ impl Views {
             directory: databases.directory().join(DIRECTORY),
             options,
             cache: Arc::new(NodeCache::new(options.cache_bytes_max)),
+            reduces: Arc::new(JavascriptReduces::new(databases.env().clone(), options.limits())),
             designs: Mutex::default(),
             indexes: Mutex::default(),
+            last_number: Arc::default(),
             opening: tokio::sync::Mutex::default(),
         }
     }
@@ -235,8 +239,6 @@ impl Views {
     ) -> Result<DesignViews> {
         let incarnation = database.incarnation();
         let limits = self.options.limits();
-        let make_functions: MakeFunctions =
-            Arc::new(move |reduces: &[String]| Box::new(JavascriptReduces::new(reduces, limits)));
         let mut indexes = IndexList::new();
         for (place, map) in design.maps.iter().enumerate() {
             let reduces = design.reduces_of(place);
@@ -250,13 +252,15 @@ impl Views {
                         directory: self.directory_of(incarnation),
                         signature: map.signature,
                         cache: self.cache.clone(),
-                        make_functions: make_functions.clone(),
+                        functions: self.reduces.clone(),
+                        last_number: self.last_number.clone(),
                     };
                     let index = Arc::new(Index::open(place, map.clone(), &reduces).await?);
                     lock(&self.indexes).insert(key, Arc::downgrade(&index));
                     index
                 }
             };
+            index.add_user(&design);
             indexes.push(index);
         }
         let plans = match design.language {
@@ -308,8 +312,9 @@ impl Views {
         let _opening = self.opening.lock().await;
         let snapshot = database.snapshot();
         let mut needed = HashSet::new();
-        for id in self.design_ids(database).await? {
-            let document = snapshot.document(&id).await?;
+        let ids: HashSet<String> = self.design_ids(database).await?.into_iter().collect();
+        for id in &ids {
+            let document = snapshot.document(id).await?;
             let document = snapshot.read_whole(document).await?;
             let mut json = Vec::new();
             document.write_json(&settee_doc::Extras::default(), &mut json);
@@ -317,6 +322,11 @@ impl Views {
             needed.extend(design.maps.iter().map(|map| map.signature));
         }
         let incarnation = database.incarnation();
+        // Open files would keep their space.
+        let is_needed = |id: &String, views: &DesignViews| {
+            ids.contains(id) && views.design.maps.iter().all(|map| needed.contains(&map.signature))
+        };
+        lock(&self.designs).open.retain(|(of, id), views| *of != incarnation || is_needed(id, views));
         lock(&self.indexes).retain(|(of, signature), _| *of != incarnation || needed.contains(signature));
         let directory = self.directory_of(incarnation);
         remove_files(&self.env, &directory, |signature| !needed.contains(&signature)).await
@@ -405,10 +415,11 @@ impl DesignViews {
         if self.is_current(database, target) {
             return Ok(());
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let built = self.clone().start(database, target).await;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        built.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
+        let _waiting = Counted::new(&self.waiting);
+        self.clone()
+            .start(database, target)
+            .await
+            .unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
     }
 
     /// As [`DesignViews::build`], without waiting for it.
@@ -454,25 +465,24 @@ impl DesignViews {
     fn is_current(&self, database: &Database, target: Seq) -> bool {
         let purge_seq = database.info().purge_seq;
         let sound = self.indexes.iter().filter(|index| index.failure().is_none());
-        sound.map(|index| index.snapshot()).all(|own| own.seq >= target && own.purge_seq >= purge_seq)
+        sound
+            .map(|index| index.snapshot())
+            .all(|own| own.seq >= target && own.purge_seq >= purge_seq && !own.root.found_damage())
     }
 
-    /// Adds the reduce functions that the indexes lack, since another design document made them. The rows are copied,
-    /// and no document is read.
+    /// Adds the reduce functions of a view's index that it lacks, since another design document made it. The rows are
+    /// copied, and no document is read. Until then, and if the index can't have more, queries reduce the rows.
     ///
     /// # Errors
-    /// If an index can't be written; it is unchanged.
-    pub async fn add_reduces(self: &Arc<DesignViews>) -> Result<()> {
-        if self.indexes.iter().enumerate().all(|(map, index)| index.has_reduces(&self.design.reduces_of(map)))
-        {
+    /// If the index can't be written; it is unchanged.
+    pub async fn add_reduces(self: &Arc<DesignViews>, view: &ViewDefinition) -> Result<()> {
+        let map = view.map;
+        if self.indexes[map].has_reduces(&self.design.reduces_of(map)) {
             return Ok(());
         }
         let views = self.clone();
         self.in_background("view reduces", async move {
-            for (map, index) in views.indexes.iter().enumerate() {
-                index.add_reduces(&views.design.reduces_of(map)).await?;
-            }
-            Ok(())
+            views.indexes[map].add_reduces(&views.design.reduces_of(map)).await
         })
         .await
     }

@@ -373,3 +373,44 @@ fn large_selectors_are_planned_and_larger_ones_refused() {
     let alternatives: Vec<Value> = (0..1500).map(|n| json!({"n": {"$eq": n}})).collect();
     assert_eq!(ids(&found(&mut client, &json!({"selector": {"$or": alternatives}}))).len(), 5);
 }
+
+#[test]
+fn an_index_finds_what_a_search_without_one_finds_however_long_the_strings_are() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let texts: Vec<String> = [1, 2_000, 4_070, 4_080, 5_000]
+        .iter()
+        .flat_map(|length| ["a", "b", "c"].map(|end| "x".repeat(*length) + end))
+        .collect();
+    let docs: Vec<Value> = texts.iter().zip(0..).map(|(n, m)| json!({"n": n, "m": m % 3})).collect();
+    client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    let conditions = |text: &String| {
+        [
+            json!({"n": text}),
+            json!({"n": {"$gt": text}}),
+            json!({"n": {"$lte": text}}),
+            json!({"n": {"$in": [text, texts[13], texts[14]]}}),
+            json!({"n": text, "m": {"$gte": 1}}),
+        ]
+    };
+    let selectors: Vec<Value> = texts.iter().flat_map(conditions).collect();
+    let mut all = |fields: &[&str]| -> Vec<Vec<String>> {
+        if !fields.is_empty() {
+            let index = json!({"index": {"fields": fields}, "name": "i"});
+            client.post("/db/_index", &index.to_string()).expect_status(200);
+        }
+        let mut found_by = |selector: &Value| {
+            let found = found(&mut client, &json!({"selector": selector, "limit": 100}));
+            assert_eq!(found.get("warning").is_none(), !fields.is_empty(), "{fields:?}");
+            let mut ids: Vec<String> = ids(&found).into_iter().map(str::to_owned).collect();
+            ids.sort_unstable();
+            ids
+        };
+        selectors.iter().map(&mut found_by).collect()
+    };
+    let expected = all(&[]);
+    assert_eq!(expected[0].len(), 1);
+    assert_eq!(all(&["n"]), expected);
+    assert_eq!(all(&["n", "m"]), expected);
+}

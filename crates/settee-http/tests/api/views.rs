@@ -371,3 +371,40 @@ fn a_view_of_a_partitioned_database_is_of_one_partition() {
     client.get("/db/_partition/p/_design/g/_view/a").expect_error(400, "query_parse_error", reason);
     assert_eq!(keys(&client.get("/db/_design/g/_view/a")).len(), 3);
 }
+
+#[test]
+fn a_level_keeps_arrays_apart_that_are_shorter_than_it() {
+    let (_server, mut client) = start();
+    design(&mut client, json!({"a": {"map": "function (doc) { emit(doc.k, doc.n); }", "reduce": "_sum"}}));
+    let keys =
+        [json!([]), json!([2024]), json!([2024, 5]), json!([2024, 5, 1]), json!([2024, 6]), json!("x")];
+    let docs: Vec<Value> =
+        keys.iter().zip(0..).map(|(key, n)| json!({"k": key, "n": 10_u64.pow(n)})).collect();
+    client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    for (level, expected) in [
+        (1, json!([["x", 100_000], [[], 1], [[2024], 11_110]])),
+        (2, json!([["x", 100_000], [[], 1], [[2024], 10], [[2024, 5], 1_100], [[2024, 6], 10_000]])),
+        (
+            3,
+            json!([
+                ["x", 100_000],
+                [[], 1],
+                [[2024], 10],
+                [[2024, 5], 100],
+                [[2024, 5, 1], 1_000],
+                [[2024, 6], 10_000]
+            ]),
+        ),
+    ] {
+        for descending in [false, true] {
+            let reply = query(&mut client, &format!("group_level={level}&descending={descending}")).json();
+            let mut expected = expected.as_array().unwrap().clone();
+            if descending {
+                expected.reverse();
+            }
+            let rows = reply["rows"].as_array().unwrap().iter();
+            let found: Vec<Value> = rows.map(|row| json!([row["key"], row["value"]])).collect();
+            assert_eq!(found, expected, "level {level}, descending {descending}");
+        }
+    }
+}
