@@ -8,9 +8,9 @@ use settee_io::yield_now;
 
 use crate::error::{Result, ViewError};
 use crate::mapper::write_partition;
-use crate::read::{IndexSnapshot, RowRange, RowScan, ViewRow};
+use crate::read::{IndexSnapshot, RowRange, RowScan};
 use crate::reduce::ReduceError;
-use crate::row::{ROW, WHOLE_SIZE_MAX, key_part, row_key, whole_part};
+use crate::row::{ROW, ViewRow, WHOLE_SIZE_MAX, key_part, row_key, whole_part};
 
 /// How a reduction groups rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,8 +140,8 @@ impl KeySpace {
     }
 
     /// The rows from one position of sort keys up to another, exclusive, for each of these pairs, which ascend and are
-    /// disjoint. So are the ranges. A position that lies beyond what is stored of sort keys as it is stands for all
-    /// sort keys that begin alike: rows outside of the pair may be in the range.
+    /// disjoint. So are the ranges. Of a position beyond what is stored of sort keys as it is, the range has all
+    /// sort keys that begin alike, so that rows outside of the pair may be in it.
     pub fn between(&self, positions: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Vec<RowRange> {
         let all = self.all();
         let mut last_end = Vec::new();

@@ -10,7 +10,7 @@ use settee_tree::{Reduction as _, Root, Scan};
 use crate::error::{Result, ViewError};
 use crate::merge::read_overflow;
 use crate::reduce::{IndexReduction, ReduceError, Reducer, Summary};
-use crate::row::{self, EntryRows, ROW, Row};
+use crate::row::{self, EntryRows, ROW, ViewRow};
 
 /// Rows that a reduction of rows takes at once, and bytes of them; the last row may exceed these.
 const ROWS_REDUCED_MAX: usize = 1_000;
@@ -98,19 +98,6 @@ fn earlier_end<'a>(one: &'a Bound<Vec<u8>>, other: &'a Bound<Vec<u8>>) -> &'a Bo
         Bound::Excluded(key) => (false, Some(key), false),
     };
     if rank(one) <= rank(other) { one } else { other }
-}
-
-/// A row that was read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ViewRow {
-    /// The id of the document that emitted it.
-    pub id: String,
-    /// Its key as JSON.
-    pub key: String,
-    /// Its value as JSON.
-    pub value: String,
-    /// Its sort key, or the part of it that is stored.
-    pub(crate) sort_key: Vec<u8>,
 }
 
 impl IndexSnapshot {
@@ -255,22 +242,6 @@ impl IndexSnapshot {
     /// Number of all rows.
     pub fn row_count(&self) -> u64 {
         self.root.summary().row_count
-    }
-}
-
-impl ViewRow {
-    pub(crate) fn as_row(&self) -> Row<'_> {
-        Row { sort_key: &self.sort_key, id: &self.id, key: &self.key, value: &self.value }
-    }
-
-    fn of(row: &Row<'_>) -> ViewRow {
-        let Row { sort_key, id, key, value } = *row;
-        ViewRow {
-            id: id.to_owned(),
-            key: key.to_owned(),
-            value: value.to_owned(),
-            sort_key: sort_key.to_vec(),
-        }
     }
 }
 

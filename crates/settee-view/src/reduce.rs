@@ -17,8 +17,7 @@ use settee_collate::{Collation, write_sort_key};
 use settee_tree::{Reduction, SUMMARY_SIZE_MAX};
 use tokio::sync::oneshot;
 
-use crate::read::ViewRow;
-use crate::row::{self, EntryRows, Row};
+use crate::row::{self, EntryRows, Row, ViewRow};
 use distinct::Distinct;
 use stats::Stats;
 use sum::Sum;

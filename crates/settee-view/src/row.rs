@@ -130,6 +130,35 @@ pub(crate) struct Row<'a> {
     pub(crate) value: &'a str,
 }
 
+/// A row that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ViewRow {
+    /// The id of the document that emitted it.
+    pub id: String,
+    /// Its key as JSON.
+    pub key: String,
+    /// Its value as JSON.
+    pub value: String,
+    /// Its sort key, or the part of it that is stored.
+    pub(crate) sort_key: Vec<u8>,
+}
+
+impl ViewRow {
+    pub(crate) fn as_row(&self) -> Row<'_> {
+        Row { sort_key: &self.sort_key, id: &self.id, key: &self.key, value: &self.value }
+    }
+
+    pub(crate) fn of(row: &Row<'_>) -> ViewRow {
+        let Row { sort_key, id, key, value } = *row;
+        ViewRow {
+            id: id.to_owned(),
+            key: key.to_owned(),
+            value: value.to_owned(),
+            sort_key: sort_key.to_vec(),
+        }
+    }
+}
+
 /// Encodes the entry of a document's rows with one sort key: what precedes the rows, and the rows.
 pub(crate) fn encode_rows(sort_key: &[u8], id: &str, rows: &[&EmittedRow]) -> (Vec<u8>, Vec<u8>) {
     let mut head = Vec::new();
