@@ -318,8 +318,14 @@ impl Views {
             let document = snapshot.read_whole(document).await?;
             let mut json = Vec::new();
             document.write_json(&settee_doc::Extras::default(), &mut json);
-            let design = Design::parse(&document.id, &json, database.is_partitioned())?;
-            needed.extend(design.maps.iter().map(|map| map.signature));
+            match Design::parse(&document.id, &json, database.is_partitioned()) {
+                Ok(design) => needed.extend(design.maps.iter().map(|map| map.signature)),
+                Err(error) => {
+                    // Which indexes it has isn't known.
+                    tracing::warn!(database = database.name(), %error, "no index is removed");
+                    return Ok(0);
+                }
+            }
         }
         let incarnation = database.incarnation();
         // Open files would keep their space.
@@ -416,7 +422,20 @@ impl DesignViews {
             return Ok(());
         }
         let _waiting = Counted::new(&self.waiting);
-        self.clone().start(database, target).await.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
+        self.build_unattended(database, target).await
+    }
+
+    /// As [`DesignViews::build`], for nobody: the build stops once the design document is edited or deleted.
+    pub(crate) async fn build_unattended(
+        self: &Arc<DesignViews>,
+        database: &Arc<Database>,
+        target: Seq,
+    ) -> Result<()> {
+        if self.is_current(database, target) {
+            return Ok(());
+        }
+        let built = self.clone().start(database, target).await;
+        built.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
     }
 
     /// As [`DesignViews::build`], without waiting for it.
