@@ -16,9 +16,9 @@ use settee_doc::{Database, Databases, Revision, Seq};
 use settee_io::{Env, directory};
 use settee_js::Limits;
 use settee_tree::NodeCache;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
-use crate::build::Build;
+use crate::build::{BatchCount, Build};
 use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
 use crate::error::{Result, ViewError};
 use crate::index::{Index, IndexList};
@@ -31,6 +31,12 @@ use crate::planned::{PlannedMapper, Plans};
 use crate::progress::{Counted, Progress};
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
+
+/// Builds of more than [`SMALL_BUILD_MAX`] changes at once. Further ones wait, in order.
+const BUILDS_MAX: usize = 4;
+
+/// Changes of a build that doesn't wait for others: what it has in memory is at most a group of documents.
+const SMALL_BUILD_MAX: u64 = 256;
 
 /// Directory of all indexes in a data directory.
 const DIRECTORY: &str = "views";
@@ -88,8 +94,16 @@ pub struct Views {
     designs: Mutex<Designs>,
     indexes: Mutex<HashMap<(Incarnation, Signature), Weak<Index>>>,
     last_number: Arc<AtomicU64>,
+    builds: Arc<Builds>,
     /// Held while indexes are opened, so that each is opened once.
     opening: tokio::sync::Mutex<()>,
+}
+
+/// The builds of all design documents.
+struct Builds {
+    permits: Semaphore,
+    /// The design documents, at one of their revisions, whose indexes are being built.
+    running: Mutex<Vec<Weak<DesignViews>>>,
 }
 
 /// The design documents whose indexes are open.
@@ -110,12 +124,14 @@ pub struct DesignViews {
     indexes: IndexList,
     mappers: Arc<Mappers>,
     plans: Arc<Plans>,
+    builds: Arc<Builds>,
     progress: Arc<Progress>,
+    batch_count: Arc<BatchCount>,
     started_us: AtomicU64,
-    /// Held by the build in progress.
+    /// Held by the build in progress, which then acquires a permit, and then the indexes.
     building: Arc<tokio::sync::Mutex<()>>,
     /// Requests that wait for a build.
-    waiting: AtomicU64,
+    waiting: Arc<AtomicU64>,
     used_at: AtomicU64,
 }
 
@@ -166,6 +182,7 @@ impl Views {
             designs: Mutex::default(),
             indexes: Mutex::default(),
             last_number: Arc::default(),
+            builds: Arc::new(Builds { permits: Semaphore::new(BUILDS_MAX), running: Mutex::default() }),
             opening: tokio::sync::Mutex::default(),
         }
     }
@@ -279,10 +296,12 @@ impl Views {
             indexes,
             mappers: Arc::new(Mappers::new(make_mapper)),
             plans,
+            builds: self.builds.clone(),
             progress: Arc::default(),
+            batch_count: Arc::default(),
             started_us: AtomicU64::new(0),
             building: Arc::default(),
-            waiting: AtomicU64::new(0),
+            waiting: Arc::default(),
             used_at: AtomicU64::new(0),
         })
     }
@@ -373,9 +392,9 @@ impl Views {
         Ok(())
     }
 
-    /// The builds in progress.
+    /// The builds in progress, also of former revisions of design documents.
     pub fn tasks(&self) -> Vec<BuildTask> {
-        let designs: Vec<_> = lock(&self.designs).open.values().cloned().collect();
+        let designs: Vec<_> = lock(&self.builds.running).iter().filter_map(Weak::upgrade).collect();
         let task = |views: &Arc<DesignViews>| {
             let (changes_done, total_changes) = views.progress.get()?;
             Some(BuildTask {
@@ -457,7 +476,25 @@ impl DesignViews {
         done
     }
 
-    async fn run(&self, database: Arc<Database>) -> Result<()> {
+    /// Waits until the build may run, unless it is small.
+    async fn permit(&self, database: &Database) -> Result<Option<SemaphorePermit<'_>>> {
+        let sound = self.indexes.iter().filter(|index| index.failure().is_none());
+        let reached = sound.map(|index| index.snapshot()).map(|own| match own.root.found_damage() {
+            true => Seq(0),
+            false => own.seq,
+        });
+        let since = reached.min().unwrap_or(Seq(0));
+        let is_small = database.snapshot().pending(since).await? <= SMALL_BUILD_MAX;
+        Ok(if is_small { None } else { self.builds.permits.acquire().await.ok() })
+    }
+
+    async fn run(self: &Arc<DesignViews>, database: Arc<Database>) -> Result<()> {
+        let _permit = self.permit(&database).await?;
+        {
+            let mut running = lock(&self.builds.running);
+            running.retain(|views| views.strong_count() > 0 && !std::ptr::eq(views.as_ptr(), &**self));
+            running.push(Arc::downgrade(self));
+        }
         self.started_us.store(self.env.clock.unix_us(), Ordering::Relaxed);
         let build = Build {
             env: self.env.clone(),
@@ -467,6 +504,9 @@ impl DesignViews {
             mappers: self.mappers.clone(),
             progress: self.progress.clone(),
             merge_bytes: self.merge_bytes,
+            revision: self.revision.clone(),
+            waiting: self.waiting.clone(),
+            batch_count: self.batch_count.clone(),
         };
         let built = build.run().await;
         self.mappers.release();
