@@ -4,4 +4,5 @@ mod builds;
 mod common;
 mod faults;
 mod model;
+mod open_indexes;
 mod power_loss;
