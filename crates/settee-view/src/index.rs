@@ -1,6 +1,7 @@
 //! An index: its file, its newest state for readers, and why it stopped.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use settee_doc::Seq;
@@ -21,6 +22,7 @@ pub(crate) struct Index {
     failure: Mutex<Option<ViewError>>,
     /// The open design documents that have it.
     users: Mutex<Vec<Weak<Design>>>,
+    is_compacting: AtomicBool,
 }
 
 /// The index's file, while a task builds it.
@@ -43,6 +45,7 @@ impl Index {
             current,
             failure: Mutex::default(),
             users: Mutex::default(),
+            is_compacting: AtomicBool::new(false),
         })
     }
 
@@ -139,11 +142,21 @@ impl Index {
         Ok(())
     }
 
-    /// Rewrites the file without garbage, and without the reduce functions that no open design document has.
+    /// Whether [`Index::compact`] waits or runs.
+    pub(crate) fn is_compacting(&self) -> bool {
+        self.is_compacting.load(Ordering::Relaxed)
+    }
+
+    /// Rewrites the file without garbage, and without the reduce functions that no open design document has. Does
+    /// nothing if another task does.
     ///
     /// # Errors
     /// As [`Index::add_reduces`].
     pub(crate) async fn compact(&self) -> Result<()> {
+        if self.is_compacting.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _compacting = Compacting(self);
         let mut building = self.begin().await?;
         if building.file.facts.seq == 0 {
             return Ok(());
@@ -154,6 +167,15 @@ impl Index {
         *building.file = building.file.rewrite(reduces).await?;
         building.publish();
         Ok(())
+    }
+}
+
+/// A compaction, which ends on drop.
+struct Compacting<'a>(&'a Index);
+
+impl Drop for Compacting<'_> {
+    fn drop(&mut self) {
+        self.0.is_compacting.store(false, Ordering::Relaxed);
     }
 }
 

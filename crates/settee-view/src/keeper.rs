@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use settee_doc::{Databases, ErrorKind, EventKind};
+use settee_doc::{Database, Databases, ErrorKind, EventKind};
 use tokio::sync::Semaphore;
 
 use crate::error::{Result, ViewError, ViewErrorKind};
@@ -101,20 +101,23 @@ impl Views {
             database => database?,
         };
         for id in self.design_ids(&database).await? {
-            let views = match self.design(&database, &id).await {
-                // It was deleted, or has functions in another language.
-                Err(ViewError { kind: ViewErrorKind::NotFound | ViewErrorKind::Function, .. }) => continue,
-                views => views?,
-            };
-            if !views.design.autoupdate || views.design.views.is_empty() {
-                continue;
-            }
-            match views.build(&database, database.snapshot().update_seq()).await {
+            match self.keep_up_design(&database, &id).await {
                 Err(ViewError { kind: ViewErrorKind::Storage(kind), .. }) if is_gone(kind) => return Ok(()),
-                built => built?,
+                // It was deleted or edited, or has functions in another language or that stop.
+                Ok(()) | Err(ViewError { kind: ViewErrorKind::NotFound | ViewErrorKind::Function, .. }) => {}
+                // The others are kept up nevertheless.
+                Err(error) => tracing::warn!(database = name, design = id, %error, "indexes aren't kept up"),
             }
         }
         Ok(())
+    }
+
+    async fn keep_up_design(&self, database: &Arc<Database>, id: &str) -> Result<()> {
+        let views = self.design(database, id).await?;
+        if !views.design.autoupdate || views.design.views.is_empty() {
+            return Ok(());
+        }
+        views.build_unattended(database, database.snapshot().update_seq()).await
     }
 }
 

@@ -240,7 +240,7 @@ fn a_reduce_function_that_cannot_be_added_leaves_a_sound_index() {
 #[test]
 fn a_damaged_index_is_begun_anew_by_the_next_build() {
     let mut damaged_count = 0;
-    for seed in seeds(10) {
+    for seed in seeds(20) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
