@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use settee_doc::{
-    Database, Document, DocumentRow, Extras, Fields, IdFilter, Range, Snapshot, Winner, partition_prefix,
+    Database, Document, DocumentRow, Extras, Fields, IdFilter, Range, Selector, Snapshot, Winner,
+    partition_prefix,
 };
 use settee_view::mango::{
     Bookmark, CoveredFields, DESIGN, FindRequest, IdRange, Index, IndexDefinition, KeyRange, Normal, Plan,
@@ -19,20 +20,23 @@ use super::rows::{IndexRow, IndexRows, IndexScan};
 use crate::blocking;
 use crate::body::BodyMemory;
 use crate::document::inline::write_document;
+use crate::document::matching::{self, MATCHED_INLINE_BYTES, Selecting};
 use crate::document::options::DocumentOptions;
 use crate::document::whole::read_whole;
 use crate::error::ApiError;
 use crate::response::writer::ResponseWriter;
-
-/// Largest body in bytes that is matched, or shown in part, in the response's task; a larger one on a blocking
-/// thread.
-const MATCHED_INLINE_BYTES: u64 = 64 << 10;
 
 /// Largest number of rows of an index whose documents are looked up together.
 const WINDOW_ROWS_MAX: usize = 256;
 
 /// Number of rows between two checks whether the client is still there.
 const ROWS_PER_CHECK: u32 = 256;
+
+impl Selecting for FindRequest {
+    fn selector(&self) -> &Selector {
+        &self.selector
+    }
+}
 
 /// A planned search.
 pub(super) struct Search {
@@ -188,7 +192,8 @@ impl Search {
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let Some(object) = covered.object(&id, &key) else { return Ok(()) };
-        if !self.request.selector.matches_json(&object) {
+        let (matches, object) = matching::matches_json(&self.request, object, out).await?;
+        if !matches {
             return Ok(());
         }
         let Some(fields) = &self.request.fields else { return Ok(()) };
@@ -211,7 +216,9 @@ impl Search {
         self.progress.examined_document();
         let options = DocumentOptions::of_row(self.request.conflicts && has_conflicts, false, false);
         let extras = options.extras(&self.snapshot, &document).await?;
-        if !self.matches(&document, &extras).await? || !self.progress.takes(row) {
+        let (request, memory) = (&self.request, &self.body_memory);
+        let matches = matching::matches(request, &self.snapshot, &document, &extras, memory, out).await?;
+        if !matches || !self.progress.takes(row) {
             return Ok(());
         }
         self.progress.begin_result(&mut out.buffer);
@@ -220,20 +227,6 @@ impl Search {
             false => write_document(&self.snapshot, &document, &options, &extras, out).await?,
         }
         out.flush_full().await
-    }
-
-    async fn matches(&self, document: &Document, extras: &Extras) -> Result<bool, ApiError> {
-        let selector = &self.request.selector;
-        if document.body_size() <= MATCHED_INLINE_BYTES || !selector.needs_body() {
-            return Ok(selector.matches(document, extras));
-        }
-        let (document, permit) = read_whole(&self.snapshot, document.clone(), &self.body_memory).await?;
-        let (request, extras) = (self.request.clone(), extras.clone());
-        blocking::run(move || {
-            let _permit = permit;
-            request.selector.matches(&document, &extras)
-        })
-        .await
     }
 
     /// The text of a document with only the requested fields.
@@ -256,11 +249,7 @@ impl Search {
             return Ok(());
         }
         self.rows_unchecked = 0;
-        tokio::select! {
-            biased;
-            () = out.closed() => Err(ApiError::gone()),
-            () = std::future::ready(()) => Ok(()),
-        }
+        out.check_open()
     }
 }
 

@@ -1,5 +1,7 @@
 //! `_find`, `_explain` and `_index`.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::client::{Client, Reply, Server};
@@ -199,6 +201,49 @@ fn a_large_document_is_matched_and_shown_in_part() {
     let docs = found(&mut client, &query)["docs"].clone();
     assert_eq!(docs[0]["big"], large["big"]);
     assert_eq!(docs.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn slow_regular_expressions_do_not_delay_other_requests() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    // Each byte leads to a state of the automaton that its state cache doesn't have.
+    let mut random = 1_u64;
+    let text: String = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if random >> 63 == 0 { 'a' } else { 'b' }
+    })
+    .take(60_000)
+    .collect();
+    client.put("/db/a", &json!({"a": text}).to_string()).expect_status(201);
+    let slow = json!({"$or": vec![json!({"a": {"$regex": "(a|b)*a(a|b){12}z"}}); 40]});
+    let requests = [
+        ("/db/_find", json!({"selector": slow})),
+        ("/db/_changes?filter=_selector", json!({"selector": slow})),
+    ];
+    for (path, body) in requests {
+        // One for each thread of the server.
+        let mut searches = [server.connect(), server.connect()];
+        let (begin, body) = (Instant::now(), body.to_string());
+        for search in &mut searches {
+            let length = body.len().to_string();
+            let headers = [("Content-Type", "application/json"), ("Content-Length", length.as_str())];
+            search.write_head("POST", path, &headers);
+            search.write(body.as_bytes());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let other = Instant::now();
+        client.get("/").expect_status(200);
+        let other = other.elapsed();
+        for search in &mut searches {
+            let reply = search.read("POST").expect_status(200).json();
+            let list = if path.contains("_find") { "docs" } else { "results" };
+            assert_eq!(reply[list], json!([]));
+        }
+        let whole = begin.elapsed();
+        assert!(other * 3 < whole, "{path}: another request took {other:?} of {whole:?}");
+    }
 }
 
 #[test]
