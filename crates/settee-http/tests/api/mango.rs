@@ -1,5 +1,6 @@
 //! `_find`, `_explain` and `_index`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -343,6 +344,45 @@ fn a_search_reads_a_json_index_and_is_explained() {
     assert_eq!(ids(&found(&mut client, &json!({"selector": {"o.p.0": 2}}))), ["b"], "no index fits");
     let query = json!({"selector": {"n": {"$gt": 5, "$lt": 3}}});
     assert_eq!(found(&mut client, &query), json!({"docs": []}));
+}
+
+#[test]
+fn an_index_that_is_redefined_during_a_search_never_shows_other_fields() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    for id in ["x", "y"] {
+        client.put(&format!("/db/{id}"), &json!({"a": 1, "b": 2}).to_string()).expect_status(201);
+    }
+    let define = |client: &mut Client, column: &str| {
+        let body = json!({"index": {"fields": [column]}, "ddoc": "i", "name": "n"});
+        client.post("/db/_index", &body.to_string()).expect_status(200);
+    };
+    define(&mut client, "a");
+    let is_over = AtomicBool::new(false);
+    let query = json!({"selector": {"a": {"$gt": 0}}, "fields": ["_id", "a"]}).to_string();
+    let expected = json!([{"_id": "x", "a": 1}, {"_id": "y", "a": 1}]);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut client = server.connect();
+                let mut read_count = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let reply = client.post("/db/_find", &query);
+                    // A search may meet too many definitions.
+                    if reply.status != 503 {
+                        assert_eq!(reply.expect_status(200).json()["docs"], expected);
+                        read_count += 1;
+                    }
+                }
+                assert!(read_count > 0);
+            });
+        }
+        for turn in 0..300 {
+            define(&mut client, if turn % 2 == 0 { "b" } else { "a" });
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
