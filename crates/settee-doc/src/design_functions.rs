@@ -65,7 +65,8 @@ pub trait DesignFunctions: Send + Sync {
 /// The validation functions of a database.
 pub trait Validator: Send + Sync {
     /// Runs the functions in order for each write, until one refuses it. Returns the outcomes of the writes in
-    /// order, at least the first one's: it may end early.
+    /// order, at least the first one's: it may end early, and should after an error
+    /// [of a stopped function](crate::Error::of_stopped_function).
     ///
     /// # Errors
     /// Inner: `Forbidden`, `Unauthorized` or `FunctionFailed`, the error of the write. Outer: no function ran.

@@ -20,6 +20,8 @@ struct FunctionError {
     name: String,
     /// The reason as JSON text, if it isn't a string.
     reason_json: Option<String>,
+    /// Whether it exceeded a limit.
+    is_stopped: bool,
 }
 
 impl Error {
@@ -31,10 +33,25 @@ impl Error {
     /// An error of a design function. `name` is CouchDB's name for it, `reason_json` any JSON text.
     pub fn of_function(kind: ErrorKind, name: impl Into<String>, reason_json: &str) -> Error {
         let text: Option<String> = serde_json::from_str(reason_json).ok();
-        let function =
-            FunctionError { name: name.into(), reason_json: text.is_none().then(|| reason_json.to_owned()) };
+        let reason_json_only = text.is_none().then(|| reason_json.to_owned());
+        let function = FunctionError { name: name.into(), reason_json: reason_json_only, is_stopped: false };
         let reason = text.unwrap_or_else(|| reason_json.to_owned());
         Error { kind, reason, function: Some(Box::new(function)) }
+    }
+
+    /// As [`Error::of_function`], of a function that was stopped because it exceeded a limit of time or memory. The
+    /// other edits of the request get the same error, instead of running it again.
+    pub fn of_stopped_function(name: impl Into<String>, reason_json: &str) -> Error {
+        let mut error = Error::of_function(ErrorKind::FunctionFailed, name, reason_json);
+        if let Some(function) = &mut error.function {
+            function.is_stopped = true;
+        }
+        error
+    }
+
+    /// Whether it is of a function that exceeded a limit of time or memory.
+    pub fn is_of_stopped_function(&self) -> bool {
+        self.function.as_ref().is_some_and(|function| function.is_stopped)
     }
 
     /// CouchDB's name for an error of a design function.

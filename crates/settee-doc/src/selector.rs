@@ -4,9 +4,11 @@
 //! over it finds all values that the selector names, and the conditions are then evaluated on their text.
 //! Nothing else of the document is parsed.
 //!
-//! Work is bounded by the document's size: `$in` and similar operators look a value up in sorted constants;
-//! and at most `WALKS_MAX` conditions of a selector may walk a value again or be evaluated for each of its
-//! elements.
+//! Work is bounded by the document's size times a factor. `$in` and similar operators look a value up in sorted
+//! constants. At most `WALKS_MAX` conditions of a selector may walk a value again or be evaluated for each of its
+//! elements. A regular expression may take a step per byte of text and byte of its program, so its programs have at most
+//! `REGEXES_BYTES_MAX` bytes together: 13 µs per byte of text. A caller that can't wait so long looks at
+//! [`Selector::regex_steps`] first.
 //!
 //! Selectors mean what they mean in CouchDB 3.5, including these peculiarities:
 //! 1. A negation is pushed down to the conditions, each of which requires its field to exist: with or without

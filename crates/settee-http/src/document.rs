@@ -1,7 +1,7 @@
 //! Documents: one or many of them, their revisions, and their attachments.
 //!
 //! [`options`] says how a document is read and [`inline`] writes it; [`whole`] reads large bodies where they are
-//! needed as a whole. [`revision_arg`] reads revisions as clients name them; [`edited_revision`] finds the one
+//! needed as a whole; [`matching`] matches documents with selectors. [`revision_arg`] reads revisions as clients name them; [`edited_revision`] finds the one
 //! that an edit replaces. [`parts`] and [`related`] read and write documents with attachments as multipart. The
 //! other modules are handlers.
 
@@ -14,6 +14,7 @@ mod form;
 mod handler;
 pub(crate) mod inline;
 pub(crate) mod local;
+pub(crate) mod matching;
 mod open_revs;
 pub(crate) mod options;
 mod parts;

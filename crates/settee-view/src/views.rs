@@ -456,6 +456,11 @@ impl Views {
 }
 
 impl DesignViews {
+    /// The design document's revision.
+    pub fn revision(&self) -> &Revision {
+        &self.revision
+    }
+
     /// The view with this name.
     ///
     /// # Errors

@@ -22,5 +22,6 @@ mod stubs;
 mod updater;
 mod validation;
 
+pub(crate) use check::StoppedFunction;
 pub(crate) use edits::EditKind;
 pub(crate) use updater::{NotifyOnDrop, ReadBefore, Updater};

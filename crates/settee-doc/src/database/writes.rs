@@ -12,7 +12,7 @@ use settee_store::{Location, Lookup, READ_AHEAD_BYTES_MAX, Seq, Snapshot as Stor
 
 use super::counters::Counter;
 use super::state::Database;
-use super::update::{EditKind, NotifyOnDrop, ReadBefore, Updater};
+use super::update::{EditKind, NotifyOnDrop, ReadBefore, StoppedFunction, Updater};
 use crate::attachments::Content;
 use crate::documents::design::{DESIGN_PREFIX, view_functions};
 use crate::documents::keys::{LeafMeta, document_key};
@@ -86,11 +86,13 @@ impl Database {
         self.write_oversize_bodies(&mut edits).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         let mut accepted = Vec::new();
+        let mut stopped = None;
         for group in edits.chunks(EDITS_TOGETHER_MAX) {
-            let read = self.read_for(group, kind).await;
+            let read = self.read_for(group, kind, stopped).await;
             let mut updater = self.begin_update(stage).await?;
             let made = updater.make_edits(group, kind, read, &mut outcomes).await;
             made.map_err(|error| self.not_found_if_deleted(error))?;
+            stopped = updater.stopped_function();
             accepted.push(self.accept(updater).await?);
         }
         self.reach(accepted, stage).await?;
@@ -100,24 +102,23 @@ impl Database {
     /// Reads what the edits need, while others may write: looks up their documents in the index, and reads the
     /// tails of the leaves that they replace. What can't be read is left out: then each edit reads it, and reports
     /// the error.
-    async fn read_for(&self, edits: &[Edit], kind: EditKind) -> ReadBefore {
+    async fn read_for(&self, edits: &[Edit], kind: EditKind, stopped: Option<StoppedFunction>) -> ReadBefore {
         let snapshot = self.store.snapshot();
         let keys = edits.iter().map(|edit| document_key(&edit.id)).collect();
         let uncompilable = self.compile_views(edits).await;
         let Ok(lookup) = self.store.look_up_in(&snapshot, keys).await else {
-            return ReadBefore { uncompilable, ..ReadBefore::default() };
+            return ReadBefore { uncompilable, stopped, ..ReadBefore::default() };
         };
         let tails = match kind {
             EditKind::Interactive => read_tails(&snapshot, &lookup, edits).await,
             // A replica mostly sends complete paths.
             EditKind::Replicated => HashMap::new(),
         };
-        let validated = match kind {
-            EditKind::Interactive => self.validate_ahead(edits).await,
-            // Which leaf a replica replaces depends on the whole tree.
-            EditKind::Replicated => HashMap::new(),
+        let validated = match stopped {
+            None => self.validate_ahead(edits, kind).await,
+            Some(_) => HashMap::new(),
         };
-        ReadBefore { lookup: Some(lookup), tails, uncompilable, validated }
+        ReadBefore { lookup: Some(lookup), tails, uncompilable, validated, stopped }
     }
 
     /// Compiles the view functions of design documents. Returns the errors by the edits' indexes.

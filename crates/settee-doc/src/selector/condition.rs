@@ -35,7 +35,7 @@ pub(super) enum Test {
     Type(String),
     Size(i128),
     Remainder { divisor: i128, rest: i128 },
-    Regex(regex::bytes::Regex),
+    Regex(regex_automata::meta::Regex),
     BeginsWith(String),
     All(Constants),
     AnyElement(Box<Node>),
@@ -136,7 +136,7 @@ impl Test {
                 Some(Number::Integer(integer)) => integer.wrapping_rem(*divisor) == *rest,
                 _ => false,
             },
-            Test::Regex(regex) => value.text().is_some_and(|text| regex.is_match(text.as_bytes())),
+            Test::Regex(regex) => value.text().is_some_and(|text| regex.is_match(text.as_ref())),
             Test::BeginsWith(prefix) => value.text().is_some_and(|text| text.starts_with(prefix.as_str())),
             Test::All(constants) => is_array() && constants.all_in(value),
             Test::AnyElement(node) => {

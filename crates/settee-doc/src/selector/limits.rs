@@ -22,5 +22,13 @@ pub(super) const PATH_BYTES_MAX: usize = 1 << 20;
 /// Largest number of regular expressions of a selector.
 pub(super) const REGEXES_MAX: usize = 64;
 
-/// Largest size in bytes of a compiled regular expression, and of its state cache.
-pub(super) const REGEX_BYTES_MAX: usize = 256 << 10;
+/// Largest total size in bytes of the patterns of a selector's regular expressions. Compiling takes up to 50 µs per
+/// byte of them: `\w` in another case is a set of 140,000 characters.
+pub(super) const PATTERN_BYTES_MAX: usize = 8 << 10;
+
+/// Largest total size in bytes of a selector's compiled regular expressions: without their state caches, but with
+/// the programs that read backwards. It bounds the work per byte of a document.
+pub(super) const REGEXES_BYTES_MAX: usize = 128 << 10;
+
+/// Largest size in bytes of a regular expression's state cache, in each thread that matches with it.
+pub(super) const REGEX_CACHE_BYTES_MAX: usize = 256 << 10;

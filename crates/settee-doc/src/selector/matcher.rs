@@ -19,6 +19,8 @@ pub struct Selector {
     names: Vec<String>,
     /// Whether it reads the document as a whole.
     needs_whole: bool,
+    /// Total size in bytes of its compiled regular expressions.
+    regex_bytes: u64,
 }
 
 impl Selector {
@@ -40,9 +42,10 @@ impl Selector {
     }
 
     fn parse_with(text: &str, allows_text: bool) -> Result<Selector, SelectorError> {
-        let Some(mut root) = parse::condition(text, allows_text)? else {
+        let Some((mut root, regex_bytes)) = parse::condition(text, allows_text)? else {
             let no_paths = Paths::new(Vec::new());
-            return Ok(Selector { root: None, paths: no_paths, names: Vec::new(), needs_whole: false });
+            let names = Vec::new();
+            return Ok(Selector { root: None, paths: no_paths, names, needs_whole: false, regex_bytes: 0 });
         };
         let mut paths = Vec::new();
         root.each_path(&mut |path| paths.push(path.parts.clone()));
@@ -54,7 +57,8 @@ impl Selector {
         root.each_path(&mut |path| {
             path.place = paths.place(&path.parts).expect("all of them are there");
         });
-        Ok(Selector { root: Some(root), paths, names, needs_whole })
+        let regex_bytes = regex_bytes as u64;
+        Ok(Selector { root: Some(root), paths, names, needs_whole, regex_bytes })
     }
 
     /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and the members
@@ -89,6 +93,12 @@ impl Selector {
     pub fn matches_json(&self, object: &str) -> bool {
         let Some(root) = &self.root else { return true };
         root.holds(Subject::Document(&self.paths.find(Raw::new(object))), Order::Collated)
+    }
+
+    /// A bound of the steps that its regular expressions take for a document with `bytes` of text: an automaton takes
+    /// up to one for each byte of its program and of the text, about 0.1 ns each. 0 without regular expressions.
+    pub fn regex_steps(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(self.regex_bytes)
     }
 
     /// Whether the result depends on a document's body or attachments, and not only on the part of it in the

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use regex::bytes::{Regex, RegexBuilder};
+use regex_automata::meta::{BuildError, Regex};
+use regex_automata::util::syntax;
 use serde_json::value::RawValue;
 
 use super::condition::{Comparison, Node, Path, Test};
@@ -11,8 +12,8 @@ use super::constant::Constant;
 use super::constants::Constants;
 use super::error::SelectorError;
 use super::limits::{
-    CONDITIONS_MAX, LISTED_MAX, NESTING_MAX, PATH_BYTES_MAX, REGEX_BYTES_MAX, REGEXES_MAX,
-    SELECTOR_BYTES_MAX, WALKS_MAX,
+    CONDITIONS_MAX, LISTED_MAX, NESTING_MAX, PATH_BYTES_MAX, PATTERN_BYTES_MAX, REGEX_CACHE_BYTES_MAX,
+    REGEXES_BYTES_MAX, REGEXES_MAX, SELECTOR_BYTES_MAX, WALKS_MAX,
 };
 use super::paths::parse_path;
 use super::raw::{Number, Raw, ValueKind};
@@ -30,7 +31,8 @@ enum Mode {
 
 /// Parses a selector into its condition; `None`: every document matches. With `allows_text`, `$text` matches
 /// every document instead of being refused.
-pub(super) fn condition(text: &str, allows_text: bool) -> Result<Option<Node>, SelectorError> {
+/// Returns also the total size in bytes of its compiled regular expressions.
+pub(super) fn condition(text: &str, allows_text: bool) -> Result<Option<(Node, usize)>, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX {
         let reason = format!("A selector has at most {SELECTOR_BYTES_MAX} bytes.");
         return Err(SelectorError::new("invalid_selector", reason));
@@ -44,12 +46,13 @@ pub(super) fn condition(text: &str, allows_text: bool) -> Result<Option<Node>, S
     if raw.members().next().is_none() {
         return Ok(None);
     }
-    let root = Parser { allows_text, ..Parser::default() }.node(raw, "", Mode::Plain, 0)?;
+    let mut parser = Parser { allows_text, ..Parser::default() };
+    let root = parser.node(raw, "", Mode::Plain, 0)?;
     if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
         let reason = "One or more conditions is missing a field name.";
         return Err(SelectorError::new("invalid_selector", reason));
     }
-    Ok(Some(root))
+    Ok(Some((root, parser.regex_bytes)))
 }
 
 #[derive(Default)]
@@ -58,6 +61,8 @@ struct Parser {
     condition_count: usize,
     path_bytes: usize,
     regex_count: usize,
+    pattern_bytes: usize,
+    regex_bytes: usize,
     walk_count: usize,
     listed_count: usize,
 }
@@ -233,22 +238,45 @@ impl Parser {
 
     /// Matches bytes, as PCRE does for CouchDB; characters if the expression requires it.
     fn regex(&mut self, value: Raw<'_>) -> Result<Regex, SelectorError> {
+        let too_much = |reason| Err(SelectorError::new("invalid_selector", reason));
         self.regex_count += 1;
         if self.regex_count > REGEXES_MAX {
-            let reason = format!("A selector has at most {REGEXES_MAX} regular expressions.");
-            return Err(SelectorError::new("invalid_selector", reason));
+            return too_much(format!("A selector has at most {REGEXES_MAX} regular expressions."));
         }
         let pattern = value.text().ok_or_else(SelectorError::bad_json)?;
-        let build = |unicode| {
-            RegexBuilder::new(&pattern)
-                .unicode(unicode)
-                .size_limit(REGEX_BYTES_MAX)
-                .dfa_size_limit(REGEX_BYTES_MAX)
-                .build()
+        self.pattern_bytes += pattern.len();
+        if self.pattern_bytes > PATTERN_BYTES_MAX {
+            let reason =
+                format!("The regular expressions of a selector have at most {PATTERN_BYTES_MAX} bytes.");
+            return too_much(reason);
+        }
+        let bytes_max = REGEXES_BYTES_MAX - self.regex_bytes;
+        let is_syntax = |error: &BuildError| error.syntax_error().is_some();
+        let regex = match compile(&pattern, false, bytes_max) {
+            Err(error) if is_syntax(&error) => compile(&pattern, true, bytes_max),
+            compiled => compiled,
         };
-        let regex = build(false).or_else(|_| build(true));
-        regex.map_err(|_| SelectorError::bad_argument("$regex", value))
+        match regex {
+            Ok(regex) if regex.memory_usage() <= bytes_max => {
+                self.regex_bytes += regex.memory_usage();
+                Ok(regex)
+            }
+            Err(error) if error.size_limit().is_none() => Err(SelectorError::bad_argument("$regex", value)),
+            _ => too_much(format!(
+                "The regular expressions of a selector have at most {REGEXES_BYTES_MAX} bytes when compiled."
+            )),
+        }
     }
+}
+
+/// Compiles a regular expression for matching only. Each of its programs has at most `bytes_max` bytes.
+fn compile(pattern: &str, unicode: bool, bytes_max: usize) -> Result<Regex, Box<BuildError>> {
+    let config = Regex::config()
+        .utf8_empty(false)
+        .nfa_size_limit(Some(bytes_max))
+        .hybrid_cache_capacity(REGEX_CACHE_BYTES_MAX);
+    let syntax = syntax::Config::new().unicode(unicode).utf8(false);
+    Regex::builder().configure(config).syntax(syntax).build(pattern).map_err(Box::new)
 }
 
 /// The condition `$text` without a text index, which every document meets. It can't be on a field, or negated.

@@ -231,8 +231,17 @@ fn a_selector_is_bounded_in_depth_size_and_automata() {
     assert_eq!(Selector::parse(&long).unwrap_err().error, "invalid_selector");
     let many = json!({"$or": vec![json!({"a": {"$regex": "x"}}); REGEXES_MAX + 1]});
     assert_eq!(Selector::parse(&many.to_string()).unwrap_err().error, "invalid_selector");
-    let vast = json!({"a": {"$regex": "(a{1000}){1000}"}});
-    assert_eq!(Selector::parse(&vast.to_string()).unwrap_err().error, "bad_arg");
+    let compiled = |pattern: &str, count: usize| {
+        let selector = json!({"$or": vec![json!({"a": {"$regex": pattern}}); count]});
+        Selector::parse(&selector.to_string()).map_err(|error| error.reason)
+    };
+    assert!(compiled("(a{1000}){1000}", 1).unwrap_err().contains("bytes when compiled"));
+    assert!(compiled("(?i:[ab]{0,300}z)", 1).is_ok());
+    assert!(compiled("(?i:[ab]{0,300}z)", 60).unwrap_err().contains("bytes when compiled"));
+    assert!(compiled("(?i)[a-z]{1,9}@", 20).is_ok());
+    assert!(compiled(r"^(?u)\w+$", 2).is_ok());
+    // What compiles to little may take long to compile.
+    assert!(compiled(&format!("(?i)[{}]", r"\pL".repeat(5000)), 1).unwrap_err().contains("bytes."));
     let deep_document = format!("{{\"a\":{}{}}}", "[".repeat(900), "]".repeat(900));
     let selector = Selector::parse("{\"a\":{\"$gt\":[[0]]}}").unwrap();
     assert!(selector.matches_json(&deep_document), "an array is greater than a number");
@@ -266,6 +275,20 @@ fn the_cost_of_matching_grows_with_the_document_only() {
         // Halving 20,000 takes 15 comparisons.
         assert!(steps < 100_000 * 17, "{steps} for {}", &selector[..40]);
     }
+}
+
+#[test]
+fn the_steps_of_regular_expressions_are_known_ahead() {
+    let selector = |patterns: &[&str]| {
+        let conditions: Vec<Value> = patterns.iter().map(|text| json!({"a": {"$regex": text}})).collect();
+        Selector::parse(&json!({"$or": conditions}).to_string()).unwrap()
+    };
+    assert_eq!(Selector::parse("{\"a\":{\"$beginsWith\":\"x\"}}").unwrap().regex_steps(1 << 20), 0);
+    let (one, two) = (selector(&["^a.*z$"]), selector(&["^a.*z$", "[ab]{0,300}z"]));
+    let (one, two) = (one.regex_steps(1000), two.regex_steps(1000));
+    assert!(one > 100_000 && one < 5_000_000, "{one}");
+    assert!(two > one + 10_000_000, "{two}");
+    assert_eq!(selector(&["[ab]{0,300}z"]).regex_steps(u64::MAX), u64::MAX);
 }
 
 #[test]

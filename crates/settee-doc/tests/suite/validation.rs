@@ -43,12 +43,21 @@ impl DesignFunctions for Recorder {
 
 impl Validator for Refuser {
     fn validate(&self, writes: Vec<ProposedWrite>) -> FunctionFuture<Vec<Result<(), Error>>> {
-        let outcome = |write: &ProposedWrite| match write.document.contains("\"refused\"") {
-            true => Err(Error::of_function(ErrorKind::Forbidden, "forbidden", "{\"a\":1}")),
-            false => Ok(()),
+        let outcome = |write: &ProposedWrite| match &write.document {
+            text if text.contains("\"refused\"") => {
+                Err(Error::of_function(ErrorKind::Forbidden, "forbidden", "{\"a\":1}"))
+            }
+            text if text.contains("\"endless\"") => Err(Error::of_stopped_function("stopped", "\"endless\"")),
+            _ => Ok(()),
         };
-        let outcomes = writes.iter().map(outcome).collect();
-        self.0.lock().unwrap().extend(writes);
+        let mut outcomes: Vec<Result<(), Error>> = Vec::new();
+        for write in writes {
+            outcomes.push(outcome(&write));
+            self.0.lock().unwrap().push(write);
+            if outcomes.last().unwrap().as_ref().is_err_and(Error::is_of_stopped_function) {
+                break;
+            }
+        }
         Box::pin(async move { Ok(outcomes) })
     }
 }
@@ -170,5 +179,70 @@ fn many_writes_of_a_request_are_validated_once_each() {
         assert_eq!(kinds, [None, Some(ErrorKind::Forbidden), None, Some(ErrorKind::Conflict)]);
         let count = recorder.writes.lock().unwrap().len();
         assert_eq!(count, 4, "before the conflict is known, both are validated");
+    });
+}
+
+/// The kinds of errors of edits.
+fn kinds(outcomes: &[Result<Revision, Error>]) -> Vec<Option<ErrorKind>> {
+    outcomes.iter().map(|outcome| outcome.as_ref().err().map(Error::kind)).collect()
+}
+
+#[test]
+fn after_a_function_that_does_not_end_no_further_write_of_the_request_runs_it() {
+    recorded(6, async |db, recorder| {
+        put(&db, "_design/v", None, VALIDATING).await.unwrap();
+        put(&db, "a", None, "{}").await.unwrap();
+        // More than one group of edits.
+        let mut edits = vec![edit("ok", None, "{}")];
+        edits.extend((0..3000).map(|n| edit(&format!("e{n:04}"), None, r#"{"endless":1}"#)));
+        edits.push(edit("after", None, "{}"));
+        recorder.writes.lock().unwrap().clear();
+        let outcomes = db.update_all(edits, Stage::Persisted).await.unwrap();
+        let failed = Some(ErrorKind::FunctionFailed);
+        assert_eq!(kinds(&outcomes[..2]), [None, failed]);
+        assert!(outcomes[1..].iter().all(|outcome| outcome == &outcomes[1]), "the last one is refused too");
+        assert_eq!(recorder.writes.lock().unwrap().len(), 2);
+
+        // A replica is validated ahead too; so the functions run once for each.
+        let replica = |id: &str, revision: &str, json: &str| edit(id, Some(&revision.parse().unwrap()), json);
+        let one = "1-11111111111111111111111111111111";
+        recorder.writes.lock().unwrap().clear();
+        let edits =
+            vec![replica("x", one, "{}"), replica("y", one, r#"{"endless":1}"#), replica("z", one, "{}")];
+        let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
+        assert_eq!(kinds(&outcomes), [None, failed, failed]);
+        assert_eq!(recorder.writes.lock().unwrap().len(), 2);
+
+        // The next request runs them again.
+        assert!(put(&db, "after", None, "{}").await.is_ok());
+    });
+}
+
+#[test]
+fn replicas_are_validated_once_against_the_leaf_that_they_replace() {
+    recorded(7, async |db, recorder| {
+        put(&db, "_design/v", None, VALIDATING).await.unwrap();
+        let first = put(&db, "a", None, r#"{"n":1}"#).await.unwrap();
+        recorder.writes.lock().unwrap().clear();
+        let revision = |text: &str| text.parse::<Revision>().unwrap();
+        let (second, other) = ("2-22222222222222222222222222222222", "2-33333333333333333333333333333333");
+        let follows = |revision: &Revision, ancestor: &Revision| {
+            let mut edit = edit("a", Some(revision), r#"{"n":2}"#);
+            edit.history = vec![revision.id.clone(), ancestor.id.clone()];
+            edit
+        };
+        let edits = vec![follows(&revision(second), &first), edit("a", Some(&revision(other)), "{}")];
+        let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
+        assert_eq!(kinds(&outcomes), [None, None]);
+        let writes = std::mem::take(&mut *recorder.writes.lock().unwrap());
+        assert_eq!(writes.len(), 2);
+        let ids = |write: &ProposedWrite| write.previous.as_ref().map(|text| text.contains("\"n\":1"));
+        assert_eq!(writes.iter().map(ids).collect::<Vec<_>>(), [Some(true), None]);
+        assert!(
+            writes[0].document.contains(&second[2..]) && writes[0].document.contains(&first.to_string()[2..])
+        );
+        // What is known isn't validated.
+        db.replicate_all(vec![follows(&revision(second), &first)], Stage::Persisted).await.unwrap();
+        assert!(recorder.writes.lock().unwrap().is_empty());
     });
 }

@@ -30,6 +30,7 @@ use crate::blocking;
 use crate::body::{BodyMemory, MemoryPermit};
 use crate::context::{Server, stopped};
 use crate::document::inline::write_document;
+use crate::document::matching::{self, MATCHED_INLINE_BYTES};
 use crate::document::options::DocumentOptions;
 use crate::document::whole::read_whole;
 use crate::error::ApiError;
@@ -41,10 +42,6 @@ const LOOKED_UP_MAX: usize = 1_000;
 
 /// The estimated cost of a lookup, in rows of a scan.
 const ROWS_PER_LOOKUP: u64 = 4;
-
-/// Largest document in bytes that is matched, or shown in part, in the feed's own task. For a larger one this is
-/// done on a blocking thread.
-const MATCHED_INLINE_BYTES: u64 = 64 << 10;
 
 /// Number of rows skipped between two checks of the heartbeat.
 const ROWS_PER_BEAT: u32 = 256;
@@ -325,7 +322,7 @@ impl Feed {
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let revisions = match self.filter.selected() {
-            Some(selected) => self.matching(snapshot, selected, summary, &document).await?,
+            Some(selected) => self.matching(snapshot, selected, summary, &document, out).await?,
             None => self.revisions(snapshot, &document.id, summary).await?,
         };
         if revisions.is_empty() {
@@ -398,12 +395,16 @@ impl Feed {
         selected: &Arc<Selected>,
         summary: &Summary,
         winner: &Document,
+        out: &ResponseWriter,
     ) -> Result<Vec<Revision>, ApiError> {
         let selector = &selected.selector;
+        let matches = async |document: &Document, extras: &Extras| {
+            matching::matches(selected, snapshot, document, extras, &self.body_memory, out).await
+        };
         let shows_all = self.all_leaves && summary.has_conflicts;
         if !(shows_all || selector.needs_conflicts() && summary.has_conflicts) {
-            let matches = self.matches(snapshot, selected, winner, Extras::default()).await?;
-            return Ok(if matches { vec![summary.revision.clone()] } else { Vec::new() });
+            let is_match = matches(winner, &Extras::default()).await?;
+            return Ok(if is_match { vec![summary.revision.clone()] } else { Vec::new() });
         }
         let leaves = snapshot.open_leaves(&winner.id).await?;
         let mut revisions = Vec::new();
@@ -418,35 +419,15 @@ impl Feed {
                 let others = leaves.iter().filter(|other| other.revision != leaf.revision && !other.deleted);
                 extras.conflicts = others.map(|other| other.revision).collect();
             }
-            let matches = match is_winner {
-                true => self.matches(snapshot, selected, winner, extras).await?,
-                false => self.matches(snapshot, selected, &leaves.document(index).await?, extras).await?,
+            let is_match = match is_winner {
+                true => matches(winner, &extras).await?,
+                false => matches(&leaves.document(index).await?, &extras).await?,
             };
-            if matches {
+            if is_match {
                 revisions.push(leaf.revision);
             }
         }
         Ok(revisions)
-    }
-
-    /// Whether a document matches. A large one is matched on a blocking thread.
-    async fn matches(
-        &self,
-        snapshot: &Snapshot,
-        selected: &Arc<Selected>,
-        document: &Document,
-        extras: Extras,
-    ) -> Result<bool, ApiError> {
-        if document.body_size() <= MATCHED_INLINE_BYTES {
-            return Ok(selected.selector.matches(document, &extras));
-        }
-        let selected = selected.clone();
-        let (document, permit) = read_whole(snapshot, document.clone(), &self.body_memory).await?;
-        blocking::run(move || {
-            let _permit = permit;
-            selected.selector.matches(&document, &extras)
-        })
-        .await
     }
 
     /// The text of a document with only the selected fields.

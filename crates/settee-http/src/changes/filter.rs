@@ -8,6 +8,7 @@ use settee_doc::{Fields, Selector, SelectorError};
 
 use super::function_filter::{FunctionFilter, FunctionName};
 use crate::context::RequestContext;
+use crate::document::matching::Selecting;
 use crate::error::ApiError;
 use crate::json;
 use crate::query;
@@ -32,6 +33,12 @@ pub(super) struct Selected {
     pub(super) selector: Selector,
     /// The fields to show; None for all.
     pub(super) fields: Option<Fields>,
+}
+
+impl Selecting for Selected {
+    fn selector(&self) -> &Selector {
+        &self.selector
+    }
 }
 
 /// The parameters of a filter that are not in a body.

@@ -13,6 +13,7 @@ use super::filter::{Filter, FilterBody, FilterParams};
 use super::function_filter::FunctionFilter;
 use crate::body::{self, BodyBudget};
 use crate::context::{RequestContext, matches_tag, not_modified};
+use crate::document::matching::may_have_regex;
 use crate::error::ApiError;
 use crate::response::{self, HandlerResult, writer};
 
@@ -40,9 +41,9 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
             let parse = move |text: &[u8], _: &mut BodyBudget| {
                 Ok(Filter::parse(&params, Some(FilterBody::parse(text)?)))
             };
-            let parsed =
-                body::parse_buffered_from(FILTER_INLINE_BYTES, body, &context.server.body_memory, parse)
-                    .await?;
+            let inline_bytes = if may_have_regex(&body.text) { 0 } else { FILTER_INLINE_BYTES };
+            let body_memory = &context.server.body_memory;
+            let parsed = body::parse_buffered_from(inline_bytes, body, body_memory, parse).await?;
             (parsed.0, Some(parsed.1))
         }
     };

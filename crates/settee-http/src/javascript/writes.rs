@@ -6,7 +6,7 @@ use settee_doc::{
     DesignFunctions, Error, ErrorKind, FunctionFuture, ProposedWrite, ValidatingDesign, Validator,
     ViewFunction,
 };
-use settee_js::{CompileError, DesignContext, Kind, Refusal, check};
+use settee_js::{CompileError, DesignContext, Kind, Refusal, Stop, check};
 
 use super::contexts::{Contexts, DesignSource};
 use super::user::{DEFAULT_SECURITY, UserContext};
@@ -64,8 +64,9 @@ impl Validator for DesignValidator {
             for write in &writes {
                 let outcome =
                     designs.iter().try_for_each(|design| run_validation(&contexts, design, write, &user));
-                let is_stopped = matches!(outcome, Err(Refusal::Failed(settee_js::Error::Stopped(_))));
-                outcomes.push(outcome.map_err(refused));
+                let outcome = outcome.map_err(refused);
+                let is_stopped = outcome.as_ref().is_err_and(Error::is_of_stopped_function);
+                outcomes.push(outcome);
                 if is_stopped {
                     // The next one may take as long.
                     break;
@@ -122,6 +123,9 @@ fn refused(refusal: Refusal) -> Error {
         Refusal::Forbidden { reason } => Error::of_function(ErrorKind::Forbidden, name, &reason),
         Refusal::Unauthorized { reason } => Error::of_function(ErrorKind::Unauthorized, name, &reason),
         Refusal::Unknown { reason } => Error::of_function(ErrorKind::FunctionFailed, name, &reason),
+        Refusal::Failed(error @ settee_js::Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. })) => {
+            Error::of_stopped_function(name, &json::quoted(&error.reason()))
+        }
         Refusal::Failed(error) => {
             let kind = match name.as_str() {
                 "not_found" => ErrorKind::NotFound,

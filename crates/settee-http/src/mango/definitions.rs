@@ -4,6 +4,8 @@ use hyper::StatusCode;
 use settee_doc::{Database, Document, DocumentRow, Extras, Range, Snapshot};
 use settee_view::mango::{self, DESIGN, IndexDefinition};
 
+use crate::blocking;
+use crate::document::matching::may_have_regex;
 use crate::error::ApiError;
 
 /// Largest design document in bytes that defines indexes. Each search parses them.
@@ -38,10 +40,26 @@ pub(super) async fn load(database: &Database, snapshot: &Snapshot) -> Result<Vec
             let reason = format!("Design documents with indexes have more than {DESIGNS_BYTES_MAX} bytes.");
             return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "too_many_indexes", reason));
         }
-        mango::indexes_of(&id, &text_of(&document), database.is_partitioned(), &mut list)?;
+        list = add_design(list, database, id, text_of(&document)).await?;
     }
     list.sort_by(|one, other| (&one.ddoc, &one.name).cmp(&(&other.ddoc, &other.name)));
     Ok(list)
+}
+
+/// `list` with the indexes of a design document that has this text.
+///
+/// # Errors
+/// 500 if there are too many.
+pub(super) async fn add_design(
+    mut list: Vec<IndexDefinition>,
+    database: &Database,
+    id: String,
+    text: String,
+) -> Result<Vec<IndexDefinition>, ApiError> {
+    let is_partitioned = database.is_partitioned();
+    let is_slow = may_have_regex(text.as_bytes());
+    let add = move || mango::indexes_of(&id, &text, is_partitioned, &mut list).map(|()| list);
+    Ok(if is_slow { blocking::run(add).await?? } else { add()? })
 }
 
 /// A document's JSON text, its attachments as stubs.

@@ -12,6 +12,7 @@ use super::search::Search;
 use crate::blocking;
 use crate::body::{self, BodyBudget, MemoryPermit};
 use crate::context::RequestContext;
+use crate::document::matching::may_have_regex;
 use crate::error::ApiError;
 use crate::response::{self, HandlerResult, writer};
 
@@ -93,7 +94,8 @@ async fn prepare(
         Ok(FindRequest::parse(text)?)
     };
     let memory = &context.server.body_memory;
-    let (mut request, permit) = body::parse_buffered_from(REQUEST_INLINE_BYTES, body, memory, parse).await?;
+    let inline_bytes = if may_have_regex(&body.text) { 0 } else { REQUEST_INLINE_BYTES };
+    let (mut request, permit) = body::parse_buffered_from(inline_bytes, body, memory, parse).await?;
     request.partition = one_partition(partition, request.partition)?;
     if let Some(partition) = &request.partition {
         if !database.is_partitioned() {

@@ -8,8 +8,10 @@ use settee_view::mango::limits::INDEXES_MAX;
 use settee_view::mango::{self, DESIGN, DesignEdit, NewIndex};
 
 use super::definitions::{self, DESIGN_BYTES_MAX};
+use crate::blocking;
 use crate::body::{self, BodyBudget};
 use crate::context::RequestContext;
+use crate::document::matching::may_have_regex;
 use crate::error::ApiError;
 use crate::query::Segments;
 use crate::response::{self, HandlerResult};
@@ -68,7 +70,11 @@ async fn list(context: &RequestContext<'_>, database: &Database) -> HandlerResul
 async fn create(context: &mut RequestContext<'_>, database: &Database) -> HandlerResult {
     body::check_json_type(&context.head.headers)?;
     let body = context.read_value_body().await?;
-    let new = NewIndex::parse(&body.text, database.is_partitioned())?;
+    let is_partitioned = database.is_partitioned();
+    let new = match may_have_regex(&body.text) {
+        true => blocking::run(move || NewIndex::parse(&body.text, is_partitioned)).await??,
+        false => NewIndex::parse(&body.text, is_partitioned)?,
+    };
     let (id, name) = (new.definition.ddoc.clone(), &new.definition.name);
     settee_doc::check_document_id(&id)?;
     let found = design_document(database, &id).await?;
@@ -152,8 +158,7 @@ async fn delete(
 ) -> Result<bool, ApiError> {
     let Some(document) = design_document(database, id).await? else { return Ok(false) };
     let text = definitions::text_of(&document);
-    let mut indexes = Vec::new();
-    mango::indexes_of(id, &text, database.is_partitioned(), &mut indexes)?;
+    let indexes = definitions::add_design(Vec::new(), database, id.to_owned(), text.clone()).await?;
     if !indexes.iter().any(|index| name.is_none_or(|name| index.name == name)) {
         return Ok(false);
     }

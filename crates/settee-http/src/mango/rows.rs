@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use settee_doc::Database;
+use settee_doc::{Database, Snapshot};
 use settee_view::mango::{Bookmark, IndexDefinition, KeyRange};
-use settee_view::{MapRows, ViewRow, Views};
+use settee_view::{MapRows, ViewErrorKind, ViewRow, Views};
 
 use crate::error::ApiError;
 
@@ -12,6 +12,8 @@ use crate::error::ApiError;
 pub(super) struct IndexScan {
     pub(super) views: Arc<Views>,
     pub(super) database: Arc<Database>,
+    /// The state that the search was planned for.
+    pub(super) snapshot: Snapshot,
     pub(super) definition: Arc<IndexDefinition>,
     /// Ascending and disjoint, also if the scan descends.
     pub(super) ranges: Vec<KeyRange>,
@@ -33,8 +35,9 @@ pub(super) struct IndexRow {
 
 /// An open scan of an index: its rows by key in the order of views, then by id; descending, the reverse.
 pub(super) trait IndexRows: Sized + Send {
-    /// Opens a scan, after bringing the index up to date if the scan asks for that.
-    fn open(scan: IndexScan) -> impl Future<Output = Result<Self, ApiError>> + Send;
+    /// Opens a scan, after bringing the index up to date if the scan asks for that. `None` if its design
+    /// document is another one than in the scan's snapshot.
+    fn open(scan: IndexScan) -> impl Future<Output = Result<Option<Self>, ApiError>> + Send;
 
     /// The next row; None at the end.
     fn next(&mut self) -> impl Future<Output = Result<Option<IndexRow>, ApiError>> + Send;
@@ -44,9 +47,17 @@ pub(super) trait IndexRows: Sized + Send {
 pub(super) struct ViewRows(MapRows);
 
 impl IndexRows for ViewRows {
-    async fn open(scan: IndexScan) -> Result<ViewRows, ApiError> {
-        let IndexScan { views, database, definition, ranges, descending, after, partition, update } = scan;
-        let design = views.design(&database, &definition.ddoc).await?;
+    async fn open(scan: IndexScan) -> Result<Option<ViewRows>, ApiError> {
+        let IndexScan { views, database, snapshot, definition, ranges, .. } = scan;
+        let IndexScan { descending, after, partition, update, .. } = scan;
+        let design = match views.design(&database, &definition.ddoc).await {
+            Err(error) if error.kind == ViewErrorKind::NotFound => return Ok(None),
+            design => design?,
+        };
+        let planned = snapshot.find(&definition.ddoc).await?;
+        if planned.is_none_or(|planned| planned.revision != *design.revision()) {
+            return Ok(None);
+        }
         if update {
             design.build(&database, database.snapshot().update_seq()).await?;
         }
@@ -62,7 +73,7 @@ impl IndexRows for ViewRows {
         if descending {
             row_ranges.reverse();
         }
-        Ok(ViewRows(MapRows::new(index, row_ranges, descending, 0, u64::MAX)))
+        Ok(Some(ViewRows(MapRows::new(index, row_ranges, descending, 0, u64::MAX))))
     }
 
     async fn next(&mut self) -> Result<Option<IndexRow>, ApiError> {

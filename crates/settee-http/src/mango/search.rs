@@ -4,35 +4,43 @@
 
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use settee_doc::{
-    Database, Document, DocumentRow, Extras, Fields, IdFilter, Range, Snapshot, Winner, partition_prefix,
+    Database, Document, DocumentRow, Extras, Fields, IdFilter, Range, Selector, Snapshot, Winner,
+    partition_prefix,
 };
 use settee_view::mango::{
-    Bookmark, CoveredFields, DESIGN, FindRequest, IdRange, Index, IndexDefinition, KeyRange, Normal, Plan,
-    Scan,
+    self, Bookmark, CoveredFields, DESIGN, FindRequest, IdRange, Index, Normal, Plan, PlanScope, Scan,
 };
 
 use settee_view::Views;
 
+use super::definitions;
 use super::results::Progress;
 use super::rows::{IndexRow, IndexRows, IndexScan};
 use crate::blocking;
 use crate::body::BodyMemory;
 use crate::document::inline::write_document;
+use crate::document::matching::{self, MATCHED_INLINE_BYTES, Selecting};
 use crate::document::options::DocumentOptions;
 use crate::document::whole::read_whole;
 use crate::error::ApiError;
 use crate::response::writer::ResponseWriter;
 
-/// Largest body in bytes that is matched, or shown in part, in the response's task; a larger one on a blocking
-/// thread.
-const MATCHED_INLINE_BYTES: u64 = 64 << 10;
-
 /// Largest number of rows of an index whose documents are looked up together.
 const WINDOW_ROWS_MAX: usize = 256;
 
+/// Largest number of times that a search is planned: again if its index is redefined before it is read.
+const PLANS_MAX: u32 = 4;
+
 /// Number of rows between two checks whether the client is still there.
 const ROWS_PER_CHECK: u32 = 256;
+
+impl Selecting for FindRequest {
+    fn selector(&self) -> &Selector {
+        &self.selector
+    }
+}
 
 /// A planned search.
 pub(super) struct Search {
@@ -66,7 +74,7 @@ impl Search {
     /// Those of reading; the client has closed the connection.
     pub(super) async fn run<R: IndexRows>(
         mut self,
-        after: Option<Bookmark>,
+        mut after: Option<Bookmark>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         out.buffer.extend_from_slice(b"{\"docs\":[");
@@ -75,25 +83,77 @@ impl Search {
             return Ok(());
         }
         if self.progress.wants_more() {
-            match (self.plan.index.clone(), self.plan.scan.clone()) {
-                (Index::AllDocs, Scan::Ids(ranges)) => self.by_id(ranges, after, out).await?,
-                (Index::Json(definition), Scan::Keys(ranges)) => {
-                    self.by_key::<R>(definition, ranges, after, out).await?;
+            let mut plan_count = 1;
+            while !self.read_plan::<R>(after.as_ref(), out).await? {
+                if plan_count == PLANS_MAX {
+                    let reason = "The index that the search needs is changed again and again: try again.";
+                    return Err(ApiError::new(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        "service unavailable",
+                        reason,
+                    ));
                 }
-                (Index::AllDocs, Scan::Keys(_)) | (Index::Json(_), Scan::Ids(_)) => {
-                    unreachable!("a plan's scan is of its index")
-                }
+                plan_count += 1;
+                after = self.plan_again().await?;
             }
         }
         self.progress.write_end(&self.request, &self.plan, &mut out.buffer);
         Ok(())
     }
 
+    /// Writes the results after the row `after`. False, and nothing was read, if the plan's index has changed.
+    async fn read_plan<R: IndexRows>(
+        &mut self,
+        after: Option<&Bookmark>,
+        out: &mut ResponseWriter,
+    ) -> Result<bool, ApiError> {
+        match (self.plan.index.clone(), self.plan.scan.clone()) {
+            (Index::AllDocs, Scan::Ids(ranges)) => self.by_id(ranges, after, out).await.map(|()| true),
+            (Index::Json(definition), Scan::Keys(ranges)) => {
+                let covered = self.plan.covering.then(|| CoveredFields::new(&definition));
+                let scan = IndexScan {
+                    views: self.views.clone(),
+                    database: self.database.clone(),
+                    snapshot: self.snapshot.clone(),
+                    definition,
+                    ranges,
+                    descending: self.plan.descending,
+                    after: after.cloned(),
+                    partition: self.request.partition.clone(),
+                    update: self.request.update && !self.request.stale,
+                };
+                let Some(rows) = R::open(scan).await? else { return Ok(false) };
+                self.by_key(rows, covered, out).await.map(|()| true)
+            }
+            (Index::AllDocs, Scan::Keys(_)) | (Index::Json(_), Scan::Ids(_)) => {
+                unreachable!("a plan's scan is of its index")
+            }
+        }
+    }
+
+    /// Plans the search as of now. Returns the row after which the results begin.
+    async fn plan_again(&mut self) -> Result<Option<Bookmark>, ApiError> {
+        self.snapshot = self.database.snapshot();
+        let indexes = definitions::load(&self.database, &self.snapshot).await?;
+        let indexes: Vec<_> = indexes.into_iter().map(Arc::new).collect();
+        let in_partition = self.request.partition.is_some();
+        let scope = PlanScope { is_partitioned: self.database.is_partitioned(), in_partition };
+        let request = self.request.clone();
+        let planned = blocking::run(move || -> Result<_, ApiError> {
+            let plan = mango::plan(&request, &indexes, scope)?;
+            let after = Bookmark::of(&request, &plan)?;
+            Ok((plan, after))
+        });
+        let (plan, after) = planned.await??;
+        self.plan = plan;
+        Ok(after)
+    }
+
     /// Reads documents in the order of their ids.
     async fn by_id(
         &mut self,
         mut ranges: Vec<IdRange>,
-        after: Option<Bookmark>,
+        after: Option<&Bookmark>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         if self.plan.descending {
@@ -101,9 +161,9 @@ impl Search {
         }
         let prefix = self.request.partition.as_deref().map(partition_prefix).unwrap_or_default();
         for range in ranges {
-            let Some(range) = rest_of(range, self.plan.descending, after.as_ref(), &prefix) else { continue };
+            let Some(range) = rest_of(range, self.plan.descending, after, &prefix) else { continue };
             let rows = self.snapshot.all_docs(&range).await?;
-            let resumed = after.as_ref().map(|after| after.id.clone());
+            let resumed = after.map(|after| after.id.clone());
             let passes: IdFilter =
                 Box::new(move |id| !id.starts_with(DESIGN) && resumed.as_deref() != Some(id));
             let limit = match self.request.normal {
@@ -127,23 +187,10 @@ impl Search {
     /// Reads rows of a JSON index, and their documents unless the index covers the search.
     async fn by_key<R: IndexRows>(
         &mut self,
-        definition: Arc<IndexDefinition>,
-        ranges: Vec<KeyRange>,
-        after: Option<Bookmark>,
+        mut rows: R,
+        covered: Option<CoveredFields>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
-        let covered = self.plan.covering.then(|| CoveredFields::new(&definition));
-        let mut rows = R::open(IndexScan {
-            views: self.views.clone(),
-            database: self.database.clone(),
-            definition,
-            ranges,
-            descending: self.plan.descending,
-            after,
-            partition: self.request.partition.clone(),
-            update: self.request.update && !self.request.stale,
-        })
-        .await?;
         if let Some(covered) = covered {
             while self.progress.wants_more()
                 && let Some(row) = rows.next().await?
@@ -188,7 +235,8 @@ impl Search {
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let Some(object) = covered.object(&id, &key) else { return Ok(()) };
-        if !self.request.selector.matches_json(&object) {
+        let (matches, object) = matching::matches_json(&self.request, object, out).await?;
+        if !matches {
             return Ok(());
         }
         let Some(fields) = &self.request.fields else { return Ok(()) };
@@ -211,7 +259,9 @@ impl Search {
         self.progress.examined_document();
         let options = DocumentOptions::of_row(self.request.conflicts && has_conflicts, false, false);
         let extras = options.extras(&self.snapshot, &document).await?;
-        if !self.matches(&document, &extras).await? || !self.progress.takes(row) {
+        let (request, memory) = (&self.request, &self.body_memory);
+        let matches = matching::matches(request, &self.snapshot, &document, &extras, memory, out).await?;
+        if !matches || !self.progress.takes(row) {
             return Ok(());
         }
         self.progress.begin_result(&mut out.buffer);
@@ -220,20 +270,6 @@ impl Search {
             false => write_document(&self.snapshot, &document, &options, &extras, out).await?,
         }
         out.flush_full().await
-    }
-
-    async fn matches(&self, document: &Document, extras: &Extras) -> Result<bool, ApiError> {
-        let selector = &self.request.selector;
-        if document.body_size() <= MATCHED_INLINE_BYTES || !selector.needs_body() {
-            return Ok(selector.matches(document, extras));
-        }
-        let (document, permit) = read_whole(&self.snapshot, document.clone(), &self.body_memory).await?;
-        let (request, extras) = (self.request.clone(), extras.clone());
-        blocking::run(move || {
-            let _permit = permit;
-            request.selector.matches(&document, &extras)
-        })
-        .await
     }
 
     /// The text of a document with only the requested fields.
@@ -256,11 +292,7 @@ impl Search {
             return Ok(());
         }
         self.rows_unchecked = 0;
-        tokio::select! {
-            biased;
-            () = out.closed() => Err(ApiError::gone()),
-            () = std::future::ready(()) => Ok(()),
-        }
+        out.check_open()
     }
 }
 

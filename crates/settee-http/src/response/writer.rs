@@ -142,6 +142,14 @@ impl ResponseWriter {
     pub(crate) async fn closed(&self) {
         self.sender.closed().await;
     }
+
+    /// Looks whether the client is still there.
+    ///
+    /// # Errors
+    /// The client has closed the connection.
+    pub(crate) fn check_open(&self) -> Result<(), ApiError> {
+        if self.sender.is_closed() { Err(ApiError::gone()) } else { Ok(()) }
+    }
 }
 
 /// Takes the buffer's content, and leaves an empty buffer of a similar size.

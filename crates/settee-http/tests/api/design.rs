@@ -3,6 +3,8 @@
 //! Method: each way of writing, each way of refusing, with the statuses, names and reasons that CouchDB was seen to
 //! answer.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use crate::client::{Client, Server};
@@ -254,5 +256,31 @@ fn a_validation_function_that_never_ends_refuses_writes_and_the_server_goes_on()
     let rev = client.put("/db/_design/v", &validating("while (true) {}")).expect_status(201).rev();
     client.put("/db/a", "{}").expect_error(500, "os_process_error", "OS process timed out.");
     client.delete(&format!("/db/_design/v?rev={rev}")).expect_status(200);
+    client.put("/db/a", "{}").expect_status(201);
+}
+
+#[test]
+fn a_validation_function_that_never_ends_runs_once_for_a_bulk() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_design/v", &validating("while (doc.endless) {}")).expect_status(201);
+    let begin = Instant::now();
+    client.put("/db/a", "{\"endless\":1}").expect_error(500, "os_process_error", "OS process timed out.");
+    let once = begin.elapsed();
+    for new_edits in [true, false] {
+        let doc = |n: u32| json!({"_id": format!("e{n}"), "_rev": format!("1-{:032x}", n), "endless": 1});
+        let mut docs: Vec<Value> = (0..12).map(doc).collect();
+        if new_edits {
+            docs.iter_mut().for_each(|doc| drop(doc.as_object_mut().unwrap().remove("_rev")));
+        }
+        let body = json!({"new_edits": new_edits, "docs": docs}).to_string();
+        let begin = Instant::now();
+        let outcomes = client.post("/db/_bulk_docs", &body).expect_status(201).json();
+        assert!(begin.elapsed() < 4 * once, "{:?} instead of {once:?}", begin.elapsed());
+        let outcomes = outcomes.as_array().unwrap();
+        assert_eq!(outcomes.len(), 12);
+        assert!(outcomes.iter().all(|outcome| outcome["error"] == "os_process_error"), "{outcomes:?}");
+    }
     client.put("/db/a", "{}").expect_status(201);
 }

@@ -1,5 +1,8 @@
 //! `_find`, `_explain` and `_index`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::client::{Client, Reply, Server};
@@ -227,6 +230,49 @@ fn an_index_too_many_is_refused_before_searches_fail() {
 }
 
 #[test]
+fn slow_regular_expressions_do_not_delay_other_requests() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    // Each byte leads to a state of the automaton that its state cache doesn't have.
+    let mut random = 1_u64;
+    let text: String = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if random >> 63 == 0 { 'a' } else { 'b' }
+    })
+    .take(60_000)
+    .collect();
+    client.put("/db/a", &json!({"a": text}).to_string()).expect_status(201);
+    let slow = json!({"$or": vec![json!({"a": {"$regex": "(a|b)*a(a|b){12}z"}}); 40]});
+    let requests = [
+        ("/db/_find", json!({"selector": slow})),
+        ("/db/_changes?filter=_selector", json!({"selector": slow})),
+    ];
+    for (path, body) in requests {
+        // One for each thread of the server.
+        let mut searches = [server.connect(), server.connect()];
+        let (begin, body) = (Instant::now(), body.to_string());
+        for search in &mut searches {
+            let length = body.len().to_string();
+            let headers = [("Content-Type", "application/json"), ("Content-Length", length.as_str())];
+            search.write_head("POST", path, &headers);
+            search.write(body.as_bytes());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let other = Instant::now();
+        client.get("/").expect_status(200);
+        let other = other.elapsed();
+        for search in &mut searches {
+            let reply = search.read("POST").expect_status(200).json();
+            let list = if path.contains("_find") { "docs" } else { "results" };
+            assert_eq!(reply[list], json!([]));
+        }
+        let whole = begin.elapsed();
+        assert!(other * 3 < whole, "{path}: another request took {other:?} of {whole:?}");
+    }
+}
+
+#[test]
 fn indexes_are_created_listed_and_deleted() {
     let server = Server::start();
     let mut client = server.connect();
@@ -323,6 +369,45 @@ fn a_search_reads_a_json_index_and_is_explained() {
     assert_eq!(ids(&found(&mut client, &json!({"selector": {"o.p.0": 2}}))), ["b"], "no index fits");
     let query = json!({"selector": {"n": {"$gt": 5, "$lt": 3}}});
     assert_eq!(found(&mut client, &query), json!({"docs": []}));
+}
+
+#[test]
+fn an_index_that_is_redefined_during_a_search_never_shows_other_fields() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    for id in ["x", "y"] {
+        client.put(&format!("/db/{id}"), &json!({"a": 1, "b": 2}).to_string()).expect_status(201);
+    }
+    let define = |client: &mut Client, column: &str| {
+        let body = json!({"index": {"fields": [column]}, "ddoc": "i", "name": "n"});
+        client.post("/db/_index", &body.to_string()).expect_status(200);
+    };
+    define(&mut client, "a");
+    let is_over = AtomicBool::new(false);
+    let query = json!({"selector": {"a": {"$gt": 0}}, "fields": ["_id", "a"]}).to_string();
+    let expected = json!([{"_id": "x", "a": 1}, {"_id": "y", "a": 1}]);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut client = server.connect();
+                let mut read_count = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let reply = client.post("/db/_find", &query);
+                    // A search may meet too many definitions.
+                    if reply.status != 503 {
+                        assert_eq!(reply.expect_status(200).json()["docs"], expected);
+                        read_count += 1;
+                    }
+                }
+                assert!(read_count > 0);
+            });
+        }
+        for turn in 0..300 {
+            define(&mut client, if turn % 2 == 0 { "b" } else { "a" });
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

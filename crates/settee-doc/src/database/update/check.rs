@@ -22,6 +22,33 @@ pub(crate) struct Validated {
     pub(super) outcome: Result<()>,
 }
 
+/// A function of `validator` exceeded a limit; why the request's other edits are refused.
+#[derive(Clone)]
+pub(crate) struct StoppedFunction {
+    validator: Arc<dyn Validator>,
+    error: Error,
+}
+
+impl StoppedFunction {
+    /// What `outcome` of the functions says.
+    pub(super) fn of(validator: &Arc<dyn Validator>, outcome: &Result<()>) -> Option<StoppedFunction> {
+        let error = outcome.as_ref().err().filter(|error| error.is_of_stopped_function())?;
+        Some(StoppedFunction { validator: validator.clone(), error: error.clone() })
+    }
+
+    /// The error of further edits, unless the functions have changed.
+    pub(super) fn refusal(&self, validator: &Arc<dyn Validator>) -> Option<Error> {
+        Arc::ptr_eq(&self.validator, validator).then(|| self.error.clone())
+    }
+}
+
+impl Validated {
+    /// The function that exceeded a limit, if one did.
+    pub(super) fn stopped_function(&self) -> Option<StoppedFunction> {
+        StoppedFunction::of(&self.validator, &self.outcome)
+    }
+}
+
 impl Check {
     /// The outcome, if the functions ran for an edit that replaces `replaced`.
     pub(super) fn outcome(&self, replaced: Option<&Revision>) -> Option<Result<()>> {

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use settee_io::yield_now;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
 
-use super::check::Checked;
+use super::check::{Checked, Validated};
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, ReadBefore, Updater};
+use super::validation::path_of;
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
 use crate::documents::keys::{LeafState, encode_number, local_key, path_key};
@@ -48,6 +49,7 @@ impl Updater<'_> {
     ) -> Result<()> {
         let mut uncompilable = std::mem::take(&mut read.uncompilable);
         let mut validated = std::mem::take(&mut read.validated);
+        self.stopped = read.stopped.take();
         self.use_read(read).await?;
         for (edit, index) in edits.iter().zip(0_usize..) {
             if index > 0 && index % EDITS_PER_YIELD == 0 {
@@ -55,7 +57,9 @@ impl Updater<'_> {
                 yield_now().await;
             }
             self.prepare(edit).await?;
-            let mut checked = self.check_validation(edit, validated.remove(&index)).await?;
+            let ahead = validated.remove(&index);
+            let stopped = ahead.as_ref().and_then(Validated::stopped_function);
+            let mut checked = self.check_validation(edit, ahead).await?;
             if let Some(error) = uncompilable.remove(&index) {
                 checked = checked.and(Err(error));
             }
@@ -64,6 +68,7 @@ impl Updater<'_> {
                 EditKind::Replicated => self.decide_replicated(edit, checked).await,
             };
             outcomes.push(self.add(edit, decided).await?);
+            self.stopped = self.stopped.take().or(stopped);
         }
         Ok(())
     }
@@ -177,7 +182,7 @@ impl Updater<'_> {
         if revision.generation == 0 {
             return Err(Error::bad_request("Invalid rev format"));
         }
-        let path = if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() };
+        let path = path_of(edit, &revision);
         let latest = self.writer.latest();
         let mut old = leaves(&latest, &edit.id).await?;
         for leaf in old.iter_mut().filter(|leaf| leaf.revision.generation > revision.generation) {

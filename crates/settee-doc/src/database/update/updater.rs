@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use settee_store::{Batch, Lookup, Seq, Snapshot as StoreSnapshot, Stage, Writer};
 
-use super::check::Validated;
+use super::check::{StoppedFunction, Validated};
 use super::records::Records;
 use crate::database::Database;
 use crate::documents::rev_tree::TreeLeaf;
@@ -36,6 +36,8 @@ pub(crate) struct Updater<'a> {
     /// Whether every edit is a deletion without a body, or a purge of a whole document; such a batch may use
     /// the disk reserve.
     pub(super) frees_space: bool,
+    /// Set once a validation function has exceeded a limit.
+    pub(super) stopped: Option<StoppedFunction>,
     /// Whether an edit left unreferenced uploads to be removed.
     is_removal_due: bool,
     notification: NotifyOnDrop<'a>,
@@ -53,6 +55,8 @@ pub(crate) struct ReadBefore {
     pub(crate) uncompilable: HashMap<usize, Error>,
     /// The outcomes of validations, by the edit's index.
     pub(crate) validated: HashMap<usize, Validated>,
+    /// Set if a validation function exceeded a limit for an earlier edit of the request.
+    pub(crate) stopped: Option<StoppedFunction>,
 }
 
 /// Notifies `_db_updates` subscribers of an accepted change on drop, so also when the writer is cancelled.
@@ -89,9 +93,15 @@ impl<'a> Updater<'a> {
             uncommitted_ids: HashSet::new(),
             tails: HashMap::new(),
             frees_space: true,
+            stopped: None,
             is_removal_due: false,
             notification: NotifyOnDrop { changed: &database.update_notifier, is_due: false },
         }
+    }
+
+    /// The validation function that exceeded a limit for one of the edits, if any.
+    pub(crate) fn stopped_function(&self) -> Option<StoppedFunction> {
+        self.stopped.clone()
     }
 
     /// Removes unreferenced uploads. Called before and after a request's edits. A failure doesn't affect the

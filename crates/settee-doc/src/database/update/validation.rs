@@ -7,12 +7,14 @@
 //!
 //! The functions run for all edits of a group together before the writer is waited for, against the persisted
 //! state. The outcome counts if the edit then replaces the same revision and the functions are the same ones;
-//! otherwise they run again while the updater waits, before the next edit is decided.
+//! otherwise they run again while the updater waits, before the next edit is decided. Once a function has exceeded a
+//! limit of time or memory, all further edits of the request get that error.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
-use super::check::{Check, Checked, Validated};
+use super::check::{Check, Checked, StoppedFunction, Validated};
+use super::edits::EditKind;
 use super::updater::Updater;
 use crate::attachments::Attachment;
 use crate::database::range::Range;
@@ -28,10 +30,10 @@ use crate::{Error, Result};
 const AHEAD_BYTES_MAX: usize = 4 << 20;
 
 impl Database {
-    /// Validates interactive edits as of the persisted state. Left out are those that can't be validated so: of
-    /// what is in conflict or has attachments, or could not be read, and everything while the functions aren't
-    /// known.
-    pub(crate) async fn validate_ahead(&self, edits: &[Edit]) -> HashMap<usize, Validated> {
+    /// Validates edits as of the persisted state, until a function exceeds a limit. Left out are those that can't be
+    /// validated so: of what is in conflict or has attachments, or could not be read, and everything while the
+    /// functions aren't known.
+    pub(crate) async fn validate_ahead(&self, edits: &[Edit], kind: EditKind) -> HashMap<usize, Validated> {
         let cached = self.validation.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Validation::By(validator) = cached else { return HashMap::new() };
         let snapshot = self.snapshot();
@@ -40,7 +42,11 @@ impl Database {
             if edit.id.starts_with(DESIGN_PREFIX) || !edit.attachments.is_empty() {
                 continue;
             }
-            let Ok(Some((replaced, write))) = snapshot.propose(edit).await else { continue };
+            let proposal = match kind {
+                EditKind::Interactive => snapshot.propose(edit).await,
+                EditKind::Replicated => snapshot.propose_replica(edit).await,
+            };
+            let Ok(Some((replaced, write))) = proposal else { continue };
             bytes += write.document.len() + write.previous.as_ref().map_or(0, String::len);
             if bytes > AHEAD_BYTES_MAX && !writes.is_empty() {
                 break;
@@ -72,14 +78,42 @@ impl Snapshot {
         if !leaves.iter().any(|leaf| leaf.revision == *revision) {
             return Ok(None);
         }
-        let found = self.revision(&edit.id, revision, false).await?.into_iter().next();
-        let Some(document) = found else { return Ok(None) };
-        let document = self.read_whole(document).await?;
-        let history = self.history(&edit.id, revision).await?;
-        let document_text = proposed(edit, &[], Some((revision.clone(), history.clone())))?;
-        let previous = text(&document, &Extras { revisions: Some(history), ..Extras::default() })?;
-        let write = ProposedWrite { document: document_text, previous: Some(previous) };
+        let Some((previous, history)) = self.previous(&edit.id, revision).await? else { return Ok(None) };
+        let document = proposed(edit, &[], Some((revision.clone(), history)))?;
+        let write = ProposedWrite { document, previous: Some(previous) };
         Ok(Some((Some(revision.clone()), write)))
+    }
+
+    /// As [`Snapshot::propose`], of a replicated edit. `None` if its revision is a leaf already, or it has none.
+    async fn propose_replica(&self, edit: &Edit) -> Result<Option<(Option<Revision>, ProposedWrite)>> {
+        let Some(revision) = &edit.revision else { return Ok(None) };
+        let leaves = self.leaves(&edit.id).await?;
+        if leaves.iter().any(|leaf| leaf.revision == *revision) {
+            return Ok(None);
+        }
+        let path = path_of(edit, revision);
+        let parent = replaced_leaf(revision, &path, &leaves, |leaf| &leaf.revision);
+        let parent = parent.map(|leaf| leaf.revision.clone());
+        let previous = match &parent {
+            Some(parent) => match self.previous(&edit.id, parent).await? {
+                Some((previous, _)) => Some(previous),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let document = proposed(edit, &[], Some((revision.clone(), path)))?;
+        Ok(Some((parent, ProposedWrite { document, previous })))
+    }
+
+    /// The text of a leaf as validation functions get it, and its history.
+    async fn previous(&self, id: &str, leaf: &Revision) -> Result<Option<(String, Vec<RevisionId>)>> {
+        let Some(document) = self.revision(id, leaf, false).await?.into_iter().next() else {
+            return Ok(None);
+        };
+        let document = self.read_whole(document).await?;
+        let history = self.history(id, leaf).await?;
+        let previous = text(&document, &Extras { revisions: Some(history.clone()), ..Extras::default() })?;
+        Ok(Some((previous, history)))
     }
 }
 
@@ -122,7 +156,7 @@ impl Updater<'_> {
     ) -> Result<()> {
         // A document that is created again replaces nothing.
         let parent = parent.filter(|_| edit.revision.is_some());
-        if let Some(outcome) = check.outcome(parent.map(|parent| &parent.revision)) {
+        if let Some(outcome) = self.known_outcome(&check, parent.map(|parent| &parent.revision)) {
             return outcome;
         }
         let (mut previous, mut replaced) = (None, None);
@@ -133,7 +167,7 @@ impl Updater<'_> {
         }
         let document = proposed(edit, attachments, replaced)?;
         let previous = previous.map(|(document, extras)| text(&document, &extras)).transpose()?;
-        check.run(ProposedWrite { document, previous }).await
+        self.run_check(&check, ProposedWrite { document, previous }).await
     }
 
     /// Validates a replicated edit, whose path leads from `revision` back. Of its ancestors only leaves count as
@@ -150,12 +184,11 @@ impl Updater<'_> {
         path: &[RevisionId],
         old: &[TreeLeaf],
     ) -> Result<()> {
+        let parent = replaced_leaf(revision, path, old, |leaf| &leaf.revision);
+        if let Some(outcome) = self.known_outcome(&check, parent.map(|parent| &parent.revision)) {
+            return outcome;
+        }
         let document = proposed(edit, attachments, Some((revision.clone(), path.to_vec())))?;
-        let is_ancestor = |leaf: &&TreeLeaf| {
-            let back = revision.generation.checked_sub(leaf.revision.generation);
-            back.and_then(|back| path.get(back as usize)) == Some(&leaf.revision.id)
-        };
-        let parent = old.iter().filter(is_ancestor).max_by_key(|leaf| leaf.revision.generation);
         let previous = match parent {
             Some(parent) => {
                 let (document, extras) = self.stored(&edit.id, parent).await?;
@@ -163,7 +196,22 @@ impl Updater<'_> {
             }
             None => None,
         };
-        check.run(ProposedWrite { document, previous }).await
+        self.run_check(&check, ProposedWrite { document, previous }).await
+    }
+
+    /// The outcome for an edit that replaces `replaced`, if the functions needn't run: they did already, or one of them
+    /// exceeded a limit for an earlier edit and would hold the writer as long again.
+    fn known_outcome(&self, check: &Check, replaced: Option<&Revision>) -> Option<Result<()>> {
+        if let Some(refusal) = self.stopped.as_ref().and_then(|stopped| stopped.refusal(&check.validator)) {
+            return Some(Err(refusal));
+        }
+        check.outcome(replaced)
+    }
+
+    async fn run_check(&mut self, check: &Check, write: ProposedWrite) -> Result<()> {
+        let outcome = check.run(write).await;
+        self.stopped = StoppedFunction::of(&check.validator, &outcome);
+        outcome
     }
 
     /// Reads a leaf with its history.
@@ -222,6 +270,26 @@ impl Updater<'_> {
     fn cached_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
         self.database.validation.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The ids of a replicated edit's revisions, from its own, `revision`, back.
+pub(super) fn path_of(edit: &Edit, revision: &Revision) -> Vec<RevisionId> {
+    if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() }
+}
+
+/// The leaf that a replicated edit replaces, whose path leads from `revision` back: the newest leaf on it.
+fn replaced_leaf<'a, L>(
+    revision: &Revision,
+    path: &[RevisionId],
+    leaves: &'a [L],
+    revision_of: impl Fn(&L) -> &Revision,
+) -> Option<&'a L> {
+    let is_ancestor = |leaf: &&L| {
+        let leaf = revision_of(leaf);
+        let back = revision.generation.checked_sub(leaf.generation);
+        back.and_then(|back| path.get(back as usize)) == Some(&leaf.id)
+    };
+    leaves.iter().filter(is_ancestor).max_by_key(|leaf| revision_of(leaf).generation)
 }
 
 /// The JSON text of an edit's document. A new document has no revision.

@@ -23,7 +23,7 @@ use crate::response::writer::{self, Output};
 struct ScannedRows(VecDeque<IndexRow>);
 
 impl IndexRows for ScannedRows {
-    async fn open(scan: IndexScan) -> Result<ScannedRows, ApiError> {
+    async fn open(scan: IndexScan) -> Result<Option<ScannedRows>, ApiError> {
         let prefix = scan.partition.as_deref().map(partition_prefix).unwrap_or_default();
         let ranges: Vec<_> =
             scan.ranges.iter().map(|range| (range.low.sort_key(), range.high.sort_key())).collect();
@@ -43,7 +43,7 @@ impl IndexRows for ScannedRows {
             let after = (sort_key(&key.unwrap()), id);
             rows.retain(|(place, _)| if scan.descending { *place < after } else { *place > after });
         }
-        Ok(ScannedRows(rows.into_iter().map(|(_, row)| row).collect()))
+        Ok(Some(ScannedRows(rows.into_iter().map(|(_, row)| row).collect())))
     }
 
     async fn next(&mut self) -> Result<Option<IndexRow>, ApiError> {
