@@ -84,19 +84,31 @@ impl Database {
         self.check_partitions(edits.iter().map(|edit| &edit.id[..]))?;
         self.upload_inline(&mut edits).await?;
         self.write_oversize_bodies(&mut edits).await?;
-        let mut outcomes = Vec::with_capacity(edits.len());
-        let mut accepted = Vec::new();
+        let (mut outcomes, mut accepted) = (Vec::with_capacity(edits.len()), Vec::new());
+        let made = self.make_groups(&edits, kind, stage, &mut outcomes, &mut accepted).await;
+        self.reach(made, accepted, stage).await?;
+        Ok(outcomes)
+    }
+
+    /// Makes edits group by group. Appends their outcomes, and the updates that were accepted, also those before an
+    /// error.
+    async fn make_groups<'a>(
+        &'a self,
+        edits: &[Edit],
+        kind: EditKind,
+        stage: Stage,
+        outcomes: &mut Vec<Result<Revision>>,
+        accepted: &mut Vec<Accepted<'a>>,
+    ) -> Result<()> {
         let mut stopped = None;
         for group in edits.chunks(EDITS_TOGETHER_MAX) {
             let read = self.read_for(group, kind, stopped).await;
             let mut updater = self.begin_update(stage).await?;
-            let made = updater.make_edits(group, kind, read, &mut outcomes).await;
-            made.map_err(|error| self.not_found_if_deleted(error))?;
+            let made = updater.make_edits(group, kind, read, outcomes).await;
             stopped = updater.stopped_function();
-            accepted.push(self.accept(updater).await?);
+            self.accept(updater, made, accepted).await?;
         }
-        self.reach(accepted, stage).await?;
-        Ok(outcomes)
+        Ok(())
     }
 
     /// Reads what the edits need, while others may write: looks up their documents in the index, and reads the
@@ -152,16 +164,26 @@ impl Database {
         requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
         let infos_max = self.counter(Counter::PurgedInfosLimit);
         let (mut removed, mut accepted) = (Vec::with_capacity(requests.len()), Vec::new());
+        let purged = self.purge_groups(requests, infos_max, &mut removed, &mut accepted).await;
+        self.reach(purged, accepted, Stage::Persisted).await?;
+        Ok(removed)
+    }
+
+    /// Purges group by group. Appends the removed leaves, and the updates that were accepted, also those before an
+    /// error.
+    async fn purge_groups<'a>(
+        &'a self,
+        requests: &[(String, Vec<Revision>)],
+        infos_max: u64,
+        removed: &mut Vec<Vec<Revision>>,
+        accepted: &mut Vec<Accepted<'a>>,
+    ) -> Result<()> {
         for group in requests.chunks(EDITS_TOGETHER_MAX) {
             let mut updater = self.begin_update(Stage::Persisted).await?;
-            for (id, revisions) in group {
-                let purged = updater.purge(id, revisions, infos_max).await;
-                removed.push(purged.map_err(|error| self.not_found_if_deleted(error))?);
-            }
-            accepted.push(self.accept(updater).await?);
+            let purged = updater.purge_all(group, infos_max, removed).await;
+            self.accept(updater, purged, accepted).await?;
         }
-        self.reach(accepted, Stage::Persisted).await?;
-        Ok(removed)
+        Ok(())
     }
 
     /// Writes or deletes a local document; `edit.id` is `_local/…`. As in CouchDB the stored revision isn't
@@ -179,10 +201,14 @@ impl Database {
         let id =
             id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Local documents begin with _local/"))?;
         let mut updater = self.begin_update(stage).await?;
-        let outcome =
-            updater.update_local(id, &edit).await.map_err(|error| self.not_found_if_deleted(error))?;
-        let accepted = self.accept(updater).await?;
-        self.reach(vec![accepted], stage).await?;
+        let (made, outcome) = match updater.update_local(id, &edit).await {
+            Ok(outcome) => (Ok(()), Some(outcome)),
+            Err(error) => (Err(error), None),
+        };
+        let mut accepted = Vec::new();
+        let made = self.accept(updater, made, &mut accepted).await;
+        self.reach(made, accepted, stage).await?;
+        let outcome = outcome.expect("an update that was made has an outcome");
         outcome.map(|number| format!("0-{number}"))
     }
 
@@ -229,13 +255,29 @@ impl Database {
         Ok(updater)
     }
 
-    async fn accept<'a>(&self, updater: Updater<'a>) -> Result<Accepted<'a>> {
-        let (seq, notification) = updater.finish().await.map_err(|error| self.not_found_if_deleted(error))?;
-        Ok(Accepted { seq, _notification: notification })
+    /// Ends an update whose edits were `made`, and appends what was accepted of it, after an error too.
+    async fn accept<'a>(
+        &self,
+        updater: Updater<'a>,
+        made: Result<()>,
+        accepted: &mut Vec<Accepted<'a>>,
+    ) -> Result<()> {
+        let (made, seq, notification) = updater.finish(made).await;
+        accepted.extend(seq.map(|seq| Accepted { seq, _notification: notification }));
+        made.map_err(|error| self.not_found_if_deleted(error))
     }
 
-    /// Returns once accepted updates have reached `stage`, and notifies of them.
-    async fn reach(&self, accepted: Vec<Accepted<'_>>, stage: Stage) -> Result<()> {
+    /// Returns once accepted updates have reached `stage`, and notifies of them. Also if a later update of the request
+    /// failed, so that the answer isn't followed by a part of the request that becomes visible.
+    ///
+    /// # Errors
+    /// That of the request, or why the stage can't be reached.
+    async fn reach(&self, made: Result<()>, accepted: Vec<Accepted<'_>>, stage: Stage) -> Result<()> {
+        let reached = self.reach_stage(accepted, stage).await;
+        made.and(reached)
+    }
+
+    async fn reach_stage(&self, accepted: Vec<Accepted<'_>>, stage: Stage) -> Result<()> {
         let Some(Accepted { seq, .. }) = accepted.last() else { return self.health() };
         self.store.wait(*seq, stage).await.map_err(|error| self.not_found_if_deleted(error.into()))?;
         // A request that stored nothing in a new database leaves it a new one, without files to miss.

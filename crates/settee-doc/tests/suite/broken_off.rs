@@ -13,7 +13,7 @@ use settee_doc::{
     CHUNK_BYTES, Content, Database, Databases, Document, Edit, ErrorKind, NewAttachment, Options, Revision,
     Stage,
 };
-use settee_io::yield_now;
+use settee_io::{OperationKind, yield_now};
 use settee_sim::{Sim, SimDisk, seeds};
 
 /// The longest id: some two thousand keys with it fill a batch.
@@ -217,6 +217,40 @@ fn unreferenced_uploads_are_removed_after_a_full_disk() {
         assert!(live + 3 * CHUNK_BYTES as u64 <= full + SMALL_BYTES, "{live} {full}");
     })
     .unwrap();
+}
+
+#[test]
+fn nothing_of_a_refused_bulk_appears_after_its_answer() {
+    let mut partly_count = 0;
+    for seed in 0..20 {
+        // Writes and syncs take longer than the refusal of what follows.
+        let disk = SimDisk::new(seed).stalls(1.0).stalls_us(50_000..=100_000);
+        let disk = disk.stalls_only(|kind| matches!(kind, OperationKind::Write | OperationKind::Sync));
+        run(&disk, async |databases| {
+            let db = databases.create("db").await.unwrap();
+            put(&db, Edit::empty("first")).await;
+            db.barrier().await.unwrap();
+            let used: usize =
+                disk.paths().iter().filter_map(|path| disk.read_file(path)).map(|bytes| bytes.len()).sum();
+            let _nearly_full = disk.clone().capacity(Some(used as u64 + ((2 + seed) << 19)));
+            let body = format!("{{\"a\":\"{}\"}}", "y".repeat(20_000));
+            let edit = |number: usize| {
+                let mut edit = Edit::parse(body.as_bytes(), &Options::default()).unwrap();
+                edit.id = format!("bulk{number:04}");
+                edit
+            };
+            // More than one group of edits.
+            let refused = db.update_all((0..1200).map(edit).collect(), Stage::Persisted).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::NoSpace);
+            let answered = db.snapshot().doc_count();
+            assert!(answered < 1200);
+            partly_count += usize::from(answered > 1);
+            db.barrier().await.unwrap();
+            assert_eq!(db.snapshot().doc_count(), answered, "seed={seed}");
+        })
+        .unwrap();
+    }
+    assert!(partly_count > 0, "no bulk was stored in part");
 }
 
 #[test]

@@ -26,14 +26,25 @@ use crate::documents::rev_tree::{TreeLeaf, leaves, unused_chunks};
 use crate::json::write_json_string;
 
 impl Updater<'_> {
+    /// Purges documents one by one, and appends the leaves that were removed of each.
+    ///
+    /// # Errors
+    /// A purge failed; later ones weren't tried.
+    pub(crate) async fn purge_all(
+        &mut self,
+        requests: &[(String, Vec<Revision>)],
+        infos_max: u64,
+        removed: &mut Vec<Vec<Revision>>,
+    ) -> Result<()> {
+        for (id, revisions) in requests {
+            removed.push(self.purge(id, revisions, infos_max).await?);
+        }
+        Ok(())
+    }
+
     /// Removes those of `revisions` that are leaves of a document, and returns them. Keeps at most
     /// `infos_max` purge infos.
-    pub(crate) async fn purge(
-        &mut self,
-        id: &str,
-        revisions: &[Revision],
-        infos_max: u64,
-    ) -> Result<Vec<Revision>> {
+    async fn purge(&mut self, id: &str, revisions: &[Revision], infos_max: u64) -> Result<Vec<Revision>> {
         // Each purge has its own batch, since all write the same counter.
         self.commit().await?;
         let latest = self.writer.latest();

@@ -40,6 +40,8 @@ pub(crate) struct Updater<'a> {
     pub(super) stopped: Option<StoppedFunction>,
     /// Whether an edit left unreferenced uploads to be removed.
     is_removal_due: bool,
+    /// The last `Seq` of its commits.
+    committed: Option<Seq>,
     notification: NotifyOnDrop<'a>,
 }
 
@@ -95,6 +97,7 @@ impl<'a> Updater<'a> {
             frees_space: true,
             stopped: None,
             is_removal_due: false,
+            committed: None,
             notification: NotifyOnDrop { changed: &database.update_notifier, is_due: false },
         }
     }
@@ -143,14 +146,24 @@ impl<'a> Updater<'a> {
         Ok(())
     }
 
-    /// Commits the remaining records. Returns the last `Seq` accepted by any updater and the notification.
-    /// The caller waits until that `Seq` has reached its stage, and then drops the notification.
-    pub(crate) async fn finish(mut self) -> Result<(Seq, NotifyOnDrop<'a>)> {
-        self.commit().await?;
+    /// Commits the remaining records, if `made` says that the edits were made. Returns whether that succeeded, and what
+    /// has been accepted, also before an error: a `Seq` and the notification. The caller waits until that `Seq` has
+    /// reached its stage, and then drops the notification.
+    ///
+    /// The `Seq` is the last one accepted by any updater; after an error this updater's last one, so that a refusal
+    /// doesn't wait for others. `None` if there is none.
+    pub(crate) async fn finish(mut self, made: Result<()>) -> (Result<()>, Option<Seq>, NotifyOnDrop<'a>) {
+        let made = match made {
+            Ok(()) => self.commit().await,
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            return (made, self.committed, self.notification);
+        }
         if self.is_removal_due {
             self.remove_unreferenced_uploads().await;
         }
-        Ok((self.writer.last_seq(), self.notification))
+        (Ok(()), Some(self.writer.last_seq()), self.notification)
     }
 
     /// Uses what was read for the next edits. Commits the earlier ones first, since the entries that they
@@ -216,6 +229,7 @@ impl<'a> Updater<'a> {
             self.invalidate_validation();
         }
         let seq = self.writer.commit(&records.batch, self.stage).await?;
+        self.committed = Some(seq);
         records.guards.iter().for_each(|guard| guard.confirm());
         self.notification.is_due |= records.notifies_db_updates;
         if let Some((number, value)) = records.number {
