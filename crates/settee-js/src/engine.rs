@@ -138,17 +138,21 @@ impl Engine {
         let charged = Arc::clone(&meter);
         let ticks = limits.ticks;
         main.with(|ctx| -> rquickjs::Result<()> {
-            let mut options = EvalOptions::default();
-            options.filename = Some("loop.js".to_owned());
-            let start: Function = ctx.eval_with_options(include_str!("loop.js"), options)?;
+            let script = |name: &str, source: &str| {
+                let mut options = EvalOptions::default();
+                options.filename = Some(name.to_owned());
+                ctx.eval_with_options::<Function, _>(source, options)
+            };
+            let builtins: Object = script("builtins.js", include_str!("builtins.js"))?
+                .call((Func::from(move |ticks: f64| charged.use_ticks(ticks)),))?;
+            let start = script("loop.js", include_str!("loop.js"))?;
             // An empty meter stays empty: the interrupt must reach the caller.
             let renew = Func::from(move || {
                 if !renewed.is_empty() {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object =
-                start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
+            let entry_points: Object = start.call((renew, builtins))?;
             let define: Function =
                 ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
             define.call((entry_points,))

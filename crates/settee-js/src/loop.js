@@ -10,9 +10,10 @@
 // again.
 //
 // The value of this file is the object of entry points that Rust calls.
-(function (renewTicks, useTicks) {
+(function (renewTicks, builtins) {
   'use strict';
 
+  const { limitBuiltins, forgive, stringifyPairs, stringifyCounted } = builtins;
   const { stringify, parse } = JSON;
   const freezeOne = Object.freeze;
   const arrayTest = Array.isArray;
@@ -20,126 +21,12 @@
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
-  const { defineProperty: define, getPrototypeOf: prototypeOf, getOwnPropertyDescriptor: descriptorOf } = Object;
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
   // Text that leaves the engine is UTF-8, which has no lone surrogates.
   const wellFormed = uncurry(String.prototype.toWellFormed);
   const split = uncurry(String.prototype.split);
-
-  // ---- Built-ins that loop without interruption ----
-
-  // The engine never interrupts these methods, whose time grows with `length`: it may be 2^53 without any
-  // element. Their callers pay ticks for it first.
-  const LOOPING_METHODS = [
-    'concat', 'copyWithin', 'fill', 'join', 'pop', 'push', 'reverse', 'shift', 'slice', 'sort', 'splice',
-    'toLocaleString', 'toReversed', 'toSorted', 'toSpliced', 'unshift', 'with', 'indexOf', 'lastIndexOf',
-    'includes', 'every', 'some', 'forEach', 'map', 'filter', 'reduce', 'reduceRight', 'find', 'findIndex',
-    'findLast', 'findLastIndex',
-  ];
-  const LENGTH_FREE = 1000;
-  const ELEMENTS_PER_TICK = 5000;
-  const CONVERSIONS = ['toString', 'valueOf', Symbol.toPrimitive];
-  const SPREADABLE = Symbol.isConcatSpreadable;
-
-  function pay(target) {
-    if (target === null || (typeof target !== 'object' && typeof target !== 'function')) return;
-    if (!arrayTest(target)) requirePlainLength(target);
-    const length = +target.length;
-    if (length > LENGTH_FREE && useTicks(length / ELEMENTS_PER_TICK)) for (;;);
-  }
-
-  const CONVERTED_DEPTH_MAX = 4;
-
-  // Whether a value converts to the same number each time: no function of the caller's takes part.
-  function convertsAlike(value, depth) {
-    if (value === null || typeof value !== 'object') return typeof value !== 'function';
-    if (depth === CONVERTED_DEPTH_MAX) return false;
-    for (let i = 0; i < CONVERSIONS.length; i++) {
-      const descriptor = descriptorOf(value, CONVERSIONS[i]);
-      if (descriptor !== undefined && (!hasOwn(descriptor, 'value') || typeof descriptor.value === 'function')) {
-        return false;
-      }
-    }
-    if (!arrayTest(value)) return true;
-    if (value.length > LENGTH_FREE) return false;
-    for (let i = 0; i < value.length; i++) {
-      const descriptor = descriptorOf(value, i);
-      if (descriptor !== undefined && !(hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, depth + 1))) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // A length that is computed could be another one when the built-in reads it.
-  function requirePlainLength(target) {
-    for (let holder = target; holder !== null; holder = prototypeOf(holder)) {
-      const descriptor = descriptorOf(holder, 'length');
-      if (descriptor === undefined) continue;
-      if (hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, 0)) return;
-      throw new TypeError('the length of an array-like object must be a plain property');
-    }
-  }
-
-  // `concat` copies the elements of arrays, and of what says that it is like one.
-  function payForElements(value) {
-    if (value === null || typeof value !== 'object') return;
-    if (arrayTest(value) || value[SPREADABLE]) pay(value);
-  }
-
-  function replaceMethod(holder, name, method) {
-    define(holder, name, { value: method, writable: true, enumerable: false, configurable: true });
-  }
-
-  function payFor(holder, name) {
-    const method = holder[name];
-    if (typeof method !== 'function') return;
-    const paid = {
-      [name](...rest) {
-        pay(this);
-        if (name === 'concat') for (let i = 0; i < rest.length; i++) payForElements(rest[i]);
-        return apply(method, this, rest);
-      },
-    };
-    replaceMethod(holder, name, paid[name]);
-  }
-
-  function flatten(target, source, depth) {
-    pay(source);
-    for (let i = 0; i < source.length; i++) {
-      if (!(i in source)) continue;
-      if (depth > 0 && arrayTest(source[i])) flatten(target, source[i], depth - 1);
-      else target[target.length] = source[i];
-    }
-    return target;
-  }
-
-  function limitBuiltins(global) {
-    const methods = global.Array.prototype;
-    for (let i = 0; i < LOOPING_METHODS.length; i++) payFor(methods, LOOPING_METHODS[i]);
-    const map = methods.map;
-    const { Array: MakeArray, JSON: { stringify: write }, String: { raw } } = global;
-    replaceMethod(methods, 'flat', { flat(depth = 1) { return flatten(new MakeArray(), this, depth); } }.flat);
-    replaceMethod(methods, 'flatMap', {
-      flatMap(...rest) { return flatten(new MakeArray(), apply(map, this, rest), 1); },
-    }.flatMap);
-    replaceMethod(global.JSON, 'stringify', {
-      stringify(value, replacer, space) {
-        pay(arrayTest(replacer) ? replacer : null);
-        return write(value, replacer, space);
-      },
-    }.stringify);
-    replaceMethod(global.String, 'raw', {
-      raw(strings, ...rest) {
-        pay(strings && strings.raw);
-        return apply(raw, global.String, [strings, ...rest]);
-      },
-    }.raw);
-    // Asynchronous functions need promises inside the engine; nothing ever settles them.
-    delete global.Promise;
-  }
 
   // ---- Errors ----
 
@@ -218,7 +105,7 @@
   function respond(work) {
     nullSeen = false;
     try {
-      return stringify(work());
+      return stringifyCounted(work(), stringify);
     } catch (e) {
       try {
         const answer = failure(e);
@@ -364,6 +251,7 @@
   // Spins until the next interrupt in this file's realm (-1) or in a function's. The engine's counter of that
   // realm then has its initial value.
   function spin(index) {
+    forgive();
     if (index < 0) for (;;);
     realms[index].spin();
   }
@@ -478,9 +366,7 @@
             counts[counts.length] = rowsEnd - rowsKept;
             rowsKept = rowsEnd;
           } else {
-            const pairs = [];
-            for (let i = rowsKept; i < rowsEnd; i += 2) pairs[pairs.length] = [rows[i], rows[i + 1]];
-            const line = stringify(pairs);
+            const line = stringifyPairs(rows, rowsKept, rowsEnd);
             texts[texts.length] = line;
             textsLength += line.length;
             counts[counts.length] = SERIALISED;
