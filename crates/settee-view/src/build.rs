@@ -2,12 +2,13 @@
 //!
 //! One scan over the changes reads the documents with their bodies, in the order of the log. Groups of them are
 //! mapped in parallel by background tasks, in batches that are small where documents emit much; what they emit is
-//! collected, sorted, and merged into each index in one update. After each merge the index has all changes up to some `Seq`, so that a build continues there after a
-//! crash, and readers may read what has been built.
+//! collected, sorted, and merged into each index in one update. After each merge the index has all changes up to some
+//! `Seq`, so that a build continues there after a crash, and readers may read what has been built.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use settee_doc::{Database, DocumentRow, Extras, Revision, Seq, Snapshot, Winner};
 use settee_io::Env;
@@ -36,6 +37,10 @@ const BATCH_COUNT_FIRST: usize = 8;
 
 /// Bytes of mapped rows below which the next batch is twice as large, and four times that above which it is half.
 const BATCH_OUTPUT_BYTES: usize = 512 << 10;
+
+/// Time after which what was mapped is merged however little it is: a crash costs no more of a slow build, and queries
+/// that don't wait see it. The rows of an index don't depend on when they were merged.
+const MERGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Number of log lines about exceptions of a build's map functions.
 const LOGGED_MAX: u64 = 20;
@@ -130,8 +135,9 @@ impl Build {
             return Ok(());
         }
         let _running = self.progress.begin(snapshot.pending(since).await?);
-        let mut run = Run { build: self, building, pending: Vec::new(), pending_bytes: 0, logged: 0 };
-        run.pending = self.indexes.iter().map(|_| Vec::new()).collect();
+        let merged_at = self.env.clock.now();
+        let pending = self.indexes.iter().map(|_| Vec::new()).collect();
+        let mut run = Run { build: self, building, pending, pending_bytes: 0, merged_at, logged: 0 };
         run.scan(&snapshot, since, target).await
     }
 
@@ -281,6 +287,8 @@ struct Run<'a> {
     /// Mapped documents that aren't merged yet, for each index.
     pending: Vec<Vec<MappedDocument>>,
     pending_bytes: usize,
+    /// When the last merge was, by the environment's clock.
+    merged_at: Duration,
     logged: u64,
 }
 
@@ -309,6 +317,9 @@ impl Run<'_> {
             while in_flight.len() >= GROUPS_IN_FLIGHT_MAX || is_end && !in_flight.is_empty() {
                 let mut group = in_flight.pop_front().expect("it isn't empty");
                 let last_seq = self.take_group(&mut group).await?;
+                if self.build.database.is_deleted() {
+                    return Err(ViewError::not_found("Database does not exist."));
+                }
                 if self.build.is_obsolete().await? {
                     self.flush(last_seq).await?;
                     return Err(ViewError::not_found("the design document was changed"));
@@ -353,7 +364,9 @@ impl Run<'_> {
             }
         }
         self.build.progress.advance(count);
-        if self.pending_bytes >= self.build.merge_bytes { self.flush(last_seq).await } else { Ok(()) }
+        let is_due = self.build.env.clock.now().saturating_sub(self.merged_at) >= MERGE_INTERVAL;
+        let is_full = self.pending_bytes >= self.build.merge_bytes;
+        if is_full || is_due { self.flush(last_seq).await } else { Ok(()) }
     }
 
     /// Merges what is pending. The indexes then have all changes up to `seq`.
@@ -369,6 +382,7 @@ impl Run<'_> {
                 building.commit().await?;
             }
         }
+        self.merged_at = self.build.env.clock.now();
         Ok(())
     }
 }

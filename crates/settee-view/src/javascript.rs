@@ -11,6 +11,8 @@ use crate::reduce::{Functions, ReduceError};
 
 /// Map functions of a design document.
 pub(crate) struct JavascriptMapper {
+    /// The database and the design document, for the log.
+    origin: String,
     context: MapContext,
     /// For each function its index in the context, or why it has none.
     functions: Vec<std::result::Result<usize, ViewError>>,
@@ -18,7 +20,12 @@ pub(crate) struct JavascriptMapper {
 
 impl JavascriptMapper {
     /// Compiles functions. One that can't be compiled stops its view only.
-    pub(crate) fn new(lib: Option<&str>, sources: &[&str], limits: Limits) -> Result<JavascriptMapper> {
+    pub(crate) fn new(
+        origin: String,
+        lib: Option<&str>,
+        sources: &[&str],
+        limits: Limits,
+    ) -> Result<JavascriptMapper> {
         let mut sound = Vec::new();
         let mut functions = Vec::with_capacity(sources.len());
         for source in sources {
@@ -31,7 +38,7 @@ impl JavascriptMapper {
             }
         }
         let context = MapContext::new(lib, &sound, limits).map_err(|error| error_of(&error))?;
-        Ok(JavascriptMapper { context, functions })
+        Ok(JavascriptMapper { origin, context, functions })
     }
 }
 
@@ -46,7 +53,7 @@ impl Mapper for JavascriptMapper {
             }
         };
         for message in batch.logs() {
-            tracing::info!("a map function logs: {message}");
+            tracing::info!(design = self.origin, "a map function logs: {message}");
         }
         let outcome = |document: usize, function: &std::result::Result<usize, ViewError>| match function {
             Err(error) => Mapped::Stopped(error.clone()),

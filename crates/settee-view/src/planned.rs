@@ -62,6 +62,8 @@ impl Plans {
 /// The map functions of a design document.
 pub(crate) struct PlannedMapper {
     plans: Arc<Plans>,
+    /// The database and the design document, for the log.
+    origin: String,
     lib: Option<String>,
     sources: Vec<String>,
     limits: Limits,
@@ -78,6 +80,7 @@ impl PlannedMapper {
     /// If an engine can't be made.
     pub(crate) fn new(
         plans: Arc<Plans>,
+        origin: String,
         lib: Option<&str>,
         sources: &[&str],
         limits: Limits,
@@ -86,10 +89,11 @@ impl PlannedMapper {
         let unplanned: Vec<&str> = unplanned.map(|(_, source)| *source).collect();
         let outside = match unplanned.is_empty() {
             true => None,
-            false => Some(JavascriptMapper::new(lib, &unplanned, limits)?),
+            false => Some(JavascriptMapper::new(origin.clone(), lib, &unplanned, limits)?),
         };
         Ok(PlannedMapper {
             plans,
+            origin,
             lib: lib.map(str::to_owned),
             sources: sources.iter().map(|source| (*source).to_owned()).collect(),
             limits,
@@ -142,7 +146,8 @@ impl PlannedMapper {
         }
         if self.fallback.is_none() {
             let sources: Vec<&str> = self.sources.iter().map(String::as_str).collect();
-            self.fallback = Some(JavascriptMapper::new(self.lib.as_deref(), &sources, self.limits)?);
+            let (origin, lib) = (self.origin.clone(), self.lib.as_deref());
+            self.fallback = Some(JavascriptMapper::new(origin, lib, &sources, self.limits)?);
         }
         let engine = self.fallback.as_mut().expect("it was made");
         let texts: Vec<&[u8]> = left.iter().map(|index| documents[*index]).collect();

@@ -325,7 +325,8 @@ impl Views {
         }
         let plans: Arc<OnceLock<Arc<Plans>>> = Arc::default();
         let (of_mapper, plans_of_mapper) = (design.clone(), plans.clone());
-        let make_mapper = Box::new(move || mapper_of(&of_mapper, &plans_of_mapper, limits));
+        let name = database.name().to_owned();
+        let make_mapper = Box::new(move || mapper_of(&name, &of_mapper, &plans_of_mapper, limits));
         Ok(DesignViews {
             design,
             revision,
@@ -492,7 +493,8 @@ impl DesignViews {
             return Ok(());
         }
         let _waiting = Counted::new(&self.waiting);
-        self.build_unattended(database, target).await
+        self.build_unattended(database, target).await?;
+        if database.is_deleted() { Err(ViewError::not_found("Database does not exist.")) } else { Ok(()) }
     }
 
     /// As [`DesignViews::build`], for nobody: the build stops once the design document is edited or deleted.
@@ -676,7 +678,12 @@ fn plans_of(design: &Design, plans: &OnceLock<Arc<Plans>>) -> Arc<Plans> {
     plans.get_or_init(|| Arc::new(Plans::compile(design.lib.as_deref(), &sources_of(design)))).clone()
 }
 
-fn mapper_of(design: &Design, plans: &OnceLock<Arc<Plans>>, limits: Limits) -> Result<Box<dyn Mapper>> {
+fn mapper_of(
+    database: &str,
+    design: &Design,
+    plans: &OnceLock<Arc<Plans>>,
+    limits: Limits,
+) -> Result<Box<dyn Mapper>> {
     if design.language == Language::Query {
         let definition = |map: &MapDefinition| {
             IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
@@ -684,7 +691,9 @@ fn mapper_of(design: &Design, plans: &OnceLock<Arc<Plans>>, limits: Limits) -> R
         return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
     }
     let sources = sources_of(design);
-    Ok(Box::new(PlannedMapper::new(plans_of(design, plans), design.lib.as_deref(), &sources, limits)?))
+    let origin = format!("{database}/{}", design.id);
+    let (plans, lib) = (plans_of(design, plans), design.lib.as_deref());
+    Ok(Box::new(PlannedMapper::new(plans, origin, lib, &sources, limits)?))
 }
 
 fn sources_of(design: &Design) -> Vec<&str> {
