@@ -319,7 +319,7 @@ fn two_handles_of_an_index_leave_each_others_files_alone() {
         let rev = design.revision.to_string();
         subject.update(&json!({"_id": "_design/d", "_rev": rev, "_deleted": true})).await.unwrap();
         subject.views.clean_up(&subject.database).await.unwrap();
-        assert_eq!(index_files(sim.disk()), [PathBuf::new(); 0]);
+        assert!(index_files(sim.disk()).is_empty());
         subject.put_design(&["_sum", "_stats"]).await;
         check(&subject, "anew").await;
         let files = index_files(sim.disk());
