@@ -32,11 +32,12 @@ const GROUPS_IN_FLIGHT_MAX: usize = 4;
 /// Mapped batches of a group that wait for being taken.
 const BATCHES_WAITING_MAX: usize = 1;
 
-/// Documents of a group that are mapped at once at first.
+/// Documents of a group that are mapped at once: at first, and at most.
 const BATCH_COUNT_FIRST: usize = 8;
+const BATCH_COUNT_MAX: usize = 64;
 
-/// Bytes of mapped rows below which the next batch is twice as large, and four times that above which it is half.
-const BATCH_OUTPUT_BYTES: usize = 512 << 10;
+/// Bytes of mapped rows that a batch should give at most.
+const BATCH_OUTPUT_BYTES: usize = 2 << 20;
 
 /// Time after which what was mapped is merged however little it is: a crash costs no more of a slow build, and queries
 /// that don't wait see it. The rows of an index don't depend on when they were merged.
@@ -81,10 +82,11 @@ impl BatchCount {
     /// Takes what a batch emitted.
     fn adjust(&self, count: usize, bytes: usize) {
         let next = match bytes {
-            _ if bytes < BATCH_OUTPUT_BYTES && count >= self.get() => (2 * count).min(GROUP_COUNT_MAX),
-            _ if bytes > 4 * BATCH_OUTPUT_BYTES => (count / 2).max(1),
+            _ if bytes > BATCH_OUTPUT_BYTES => count * BATCH_OUTPUT_BYTES / bytes,
+            _ if bytes < BATCH_OUTPUT_BYTES / 2 && count >= self.get() => 2 * count,
             _ => return,
         };
+        let next = next.clamp(1, BATCH_COUNT_MAX);
         self.0.store(next, Ordering::Relaxed);
     }
 }
@@ -419,13 +421,15 @@ mod tests {
         for _ in 0..20 {
             batches.adjust(batches.get(), 100);
         }
-        assert_eq!(batches.get(), GROUP_COUNT_MAX);
+        assert_eq!(batches.get(), BATCH_COUNT_MAX);
         // A group's last documents say nothing of larger batches.
         batches.adjust(1, 100);
-        assert_eq!(batches.get(), GROUP_COUNT_MAX);
-        for _ in 0..20 {
-            batches.adjust(batches.get(), batches.get() * (4 << 20));
-        }
+        assert_eq!(batches.get(), BATCH_COUNT_MAX);
+        batches.adjust(64, 64 << 20);
+        assert_eq!(batches.get(), 2);
+        batches.adjust(2, 8 << 20);
         assert_eq!(batches.get(), 1);
+        batches.adjust(1, 1 << 10);
+        assert_eq!(batches.get(), 2);
     }
 }
