@@ -183,16 +183,25 @@ impl DesignContext {
         let engine = self.engine.as_ref().expect("function built it");
         let channel = Arc::new(Mutex::new(Some(Channel { rows, output, open: true })));
         let (reader, writer) = (Arc::clone(&channel), Arc::clone(&channel));
-        let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
-            let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
-            let write = Func::from(move |chunks: String, response: Option<String>| {
-                if let Some(channel) = lock(&writer).as_mut() {
-                    channel.write(&chunks, response);
-                }
-            });
-            let (head, request) = (ctx.json_parse(head)?, ctx.json_parse(request)?);
-            let list: Function = entry_points.get("list")?;
-            list.call::<_, String>((index as u32, head, request, next_row, write))
+        let head = engine.parse_internal(head);
+        let answer = head.and_then(|head| Ok((head, engine.parse_internal(request)?)));
+        let answer = answer.and_then(|(head, request)| {
+            engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
+                let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
+                let write = Func::from(move |chunks: String, response: Option<String>| {
+                    if let Some(channel) = lock(&writer).as_mut() {
+                        channel.write(&chunks, response);
+                    }
+                });
+                let list: Function = entry_points.get("list")?;
+                list.call::<_, String>((
+                    index as u32,
+                    head.restore(ctx)?,
+                    request.restore(ctx)?,
+                    next_row,
+                    write,
+                ))
+            })
         });
         // The engine may keep the functions; it does not keep the caller's.
         lock(&channel).take();
@@ -255,9 +264,10 @@ impl DesignContext {
             self.engine = Some(build(&self.design, &limits)?);
         }
         let engine = self.engine.as_mut().expect("just built");
-        let answer: Result<String, Failure> = engine.with_internal(|ctx, entry_points| {
-            let path = ctx.json_parse(key.as_str())?;
-            entry_points.get::<_, Function>("source")?.call((path,))
+        let answer: Result<String, Failure> = engine.parse_internal(key.as_str()).and_then(|path| {
+            engine.with(|ctx, entry_points| {
+                entry_points.get::<_, Function>("source")?.call((path.restore(ctx)?,))
+            })
         });
         let mut answer = Answer::parse(&answer.map_err(|f| f.into_error(&limits))?, &limits)?;
         let source: String =
@@ -302,9 +312,10 @@ fn lock(channel: &Mutex<Option<Channel>>) -> std::sync::MutexGuard<'_, Option<Ch
 
 fn build(design: &str, limits: &Limits) -> Result<Engine, Error> {
     let engine = Engine::new(limits)?;
-    let set: Result<Value0, Failure> = engine.with_internal(|ctx, entry_points| {
-        let design = ctx.json_parse(design)?;
-        entry_points.get::<_, Function>("setDesign")?.call((design,))
+    let set: Result<Value0, Failure> = engine.parse_internal(design).and_then(|design| {
+        engine.with(|ctx, entry_points| {
+            entry_points.get::<_, Function>("setDesign")?.call((design.restore(ctx)?,))
+        })
     });
     set.map_err(|f| f.into_error(limits))?;
     Ok(engine)

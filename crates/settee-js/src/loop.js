@@ -1,20 +1,22 @@
 // The JavaScript side of a context: runs design functions and collects what they emit, send and raise.
 //
 // Realms. This file runs in the context's own realm. Each design function is compiled in a realm of its own,
-// which Rust creates and passes to `addRealm`, so that functions share no free variables and cannot replace
-// the built-ins that this file uses. Documents belong to this file's realm, as in CouchDB: in a design
-// function `doc.tags instanceof Array` is false and `isArray(doc.tags)` is true.
+// which Rust creates and passes to `addRealm`, so that functions share no free variables. Documents, requests
+// and rows belong to a realm of data, which all functions share, as in CouchDB: in a design function
+// `doc.tags instanceof Array` is false and `isArray(doc.tags)` is true. Functions reach this file's realm by
+// `emit.constructor`, say. All objects that the language defines in it are frozen, and it has no others, so
+// nothing replaces the built-ins that this file uses; the entry points are no property of any object.
 //
 // Interruption. The engine interrupts only at calls and at backward jumps. A segment (one function applied to
 // one document) is committed by assignments alone, so an interrupted segment leaves no trace and can be run
 // again.
 //
 // The value of this file is the object of entry points that Rust calls.
-(function (renewTicks, builtins) {
+(function (renewTicks, builtins, data) {
   'use strict';
 
   const { limitBuiltins, forgive, stringifyPairs, stringifyCounted } = builtins;
-  const { stringify, parse } = JSON;
+  const { stringify } = JSON;
   const freezeOne = Object.freeze;
   const arrayTest = Array.isArray;
   const errorTest = Error.isError;
@@ -248,10 +250,11 @@
     }
   }
 
-  // Spins until the next interrupt in this file's realm (-1) or in a function's. The engine's counter of that
+  // Spins until the next interrupt in the realm of data (-2), of this file (-1) or in a function's. The engine's counter of that
   // realm then has its initial value.
   function spin(index) {
     forgive();
+    if (index === -2) spinData();
     if (index < 0) for (;;);
     realms[index].spin();
   }
@@ -650,7 +653,7 @@
       lastRow = true;
       return null;
     }
-    return parse(row);
+    return parseData(row);
   }
 
   function withContentType(response, type) {
@@ -767,8 +770,33 @@
     return { type, subtype, quality, parameters };
   }
 
-  // Documents belong to this realm.
+  // ---- The realms of data and of this file ----
+
+  const parseData = data.JSON.parse;
+  const spinData = data.eval('0,function () { for (;;); }');
+  limitBuiltins(data);
   limitBuiltins(globalThis);
+
+  // Freezes an object and all that it leads to.
+  function freezeAll(object) {
+    if (object === null || (typeof object !== 'object' && typeof object !== 'function')) return;
+    if (frozenObjects.has(object)) return;
+    frozenObjects.add(object);
+    freezeOne(object);
+    freezeAll(Object.getPrototypeOf(object));
+    for (const name of Reflect.ownKeys(object)) {
+      const descriptor = Object.getOwnPropertyDescriptor(object, name);
+      freezeAll(descriptor.value);
+      freezeAll(descriptor.get);
+      freezeAll(descriptor.set);
+    }
+  }
+
+  const frozenObjects = new Set();
+  freezeAll(globalThis);
+  for (const value of [[].values(), new Map().keys(), new Set().keys(), ''[Symbol.iterator](), function* () {}]) {
+    freezeAll(Object.getPrototypeOf(value));
+  }
 
   return freezeOne({
     addRealm, addFunction, spin, trustNull, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,
