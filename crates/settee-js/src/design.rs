@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use rquickjs::Function;
 use rquickjs::function::Func;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, well_formed};
 use crate::engine::{Engine, Failure, Role, Value0};
 use crate::error::{Error, Stop};
 use crate::limits::Limits;
@@ -236,7 +236,7 @@ impl DesignContext {
     fn finish(&mut self, answer: Result<String, Failure>) -> Result<Answer, Error> {
         let ambiguous = matches!(&answer, Ok(answer) if answer.ends_with(AMBIGUOUS));
         let result = match answer {
-            Ok(answer) => Answer::parse(&answer, &self.limits),
+            Ok(answer) => Answer::parse(&well_formed(answer), &self.limits),
             // Only the arguments are parsed outside of the entry points, which raise nothing.
             Err(Failure::Other(message)) => Err(Error::NotJson(message)),
             Err(failure) => Err(failure.into_error(&self.limits)),
@@ -269,7 +269,7 @@ impl DesignContext {
                 entry_points.get::<_, Function>("source")?.call((path.restore(ctx)?,))
             })
         });
-        let mut answer = Answer::parse(&answer.map_err(|f| f.into_error(&limits))?, &limits)?;
+        let mut answer = Answer::parse(&well_formed(answer.map_err(|f| f.into_error(&limits))?), &limits)?;
         let source: String =
             serde_json::from_str(&answer.take(0)).map_err(|e| Error::Engine(e.to_string()))?;
         let compiled = engine.add_function(Role::Design, None, &source);
@@ -299,7 +299,7 @@ impl Channel {
         let chunks: Vec<String> = serde_json::from_str(chunks).unwrap_or_default();
         if self.open {
             self.open = (self.output)(match response {
-                Some(response) => ListChunk::Start { response, chunks },
+                Some(response) => ListChunk::Start { response: well_formed(response), chunks },
                 None => ListChunk::Chunks(chunks),
             });
         }

@@ -23,6 +23,8 @@
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
+  // What functions made may share objects exponentially.
+  const toText = (value) => stringifyCounted(value, stringify);
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
@@ -45,9 +47,10 @@
       if (e === null) return { ambiguous: !nullIsThrown, message: 'null' };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
-          return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
+          const error = e[1] === undefined ? 'fatal_error' : wellFormed(text(e[1]));
+          return { stop: true, error, reason: e[2] === undefined ? 'function raised a fatal error' : describe(e[2]) };
         }
-        if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: text(e.message) };
+        if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: wellFormed(text(e.message)) };
       }
     } catch (second) {
       if (isOutOfMemory(second)) return { memory: true };
@@ -76,7 +79,7 @@
 
   function describe(e) {
     try {
-      const raw = e !== null && typeof e === 'object' && !isError(e) ? stringify(e) : text(e);
+      const raw = e !== null && typeof e === 'object' && !isError(e) ? toText(e) : text(e);
       return wellFormed(slice(text(raw), 0, MESSAGE_LENGTH_MAX));
     } catch (_) {
       return 'an exception without text';
@@ -107,12 +110,12 @@
   function respond(work) {
     nullSeen = false;
     try {
-      return stringifyCounted(work(), stringify);
+      return toText(work());
     } catch (e) {
       try {
         const answer = failure(e);
         if (nullSeen) answer[answer.length] = 'ambiguous';
-        return stringify(answer);
+        return toText(answer);
       } catch (second) {
         return stringify(isOutOfMemory(second) ? ['memory'] : ['error', 'unnamed_error', null]);
       }
@@ -126,7 +129,7 @@
 
   function log(message) {
     if (logs.length < LOG_COUNT_MAX) {
-      const line = typeof message === 'string' ? message : text(stringify(message));
+      const line = typeof message === 'string' ? message : text(toText(message));
       logs[logs.length] = wellFormed(slice(line, 0, MESSAGE_LENGTH_MAX));
     }
   }
@@ -168,7 +171,7 @@
   function resolve(names, from, root, name) {
     let path = [];
     if (names[0] === '.' || names[0] === '..') {
-      if (from === null) throw invalidPath(`Object has no parent ${text(stringify(root))}`);
+      if (from === null) throw invalidPath(`Object has no parent ${text(toText(root))}`);
       path = split(from.id, '/');
       path.length -= 1;
     }
@@ -184,7 +187,7 @@
     let current = root;
     for (let i = 0; i < path.length; i++) {
       if (current === null || typeof current !== 'object' || !hasOwn(current, path[i])) {
-        throw invalidPath(`Object has no property "${path[i]}". ${slice(text(stringify(current)), 0, 1000)}`);
+        throw invalidPath(`Object has no property "${path[i]}". ${slice(text(toText(current)), 0, 1000)}`);
       }
       current = current[path[i]];
     }
@@ -466,7 +469,7 @@
         const reason = `missing ${path[0]} function ${name} on design doc ${design._id}`;
         throw ['error', 'not_found', reason];
       }
-      return ['ok', typeof value === 'string' ? value : text(stringify(value))];
+      return ['ok', typeof value === 'string' ? value : text(toText(value))];
     });
   }
 
@@ -641,7 +644,7 @@
     if (!gotRow) {
       gotRow = true;
       startResponse = withContentType(startResponse, contentType);
-      write(stringify(chunks), stringify(startResponse));
+      write(stringify(chunks), toText(startResponse));
       chunks = [];
       startResponse = {};
     } else {

@@ -324,6 +324,27 @@ fn a_lone_surrogate_is_sent_as_the_replacement_character() {
 }
 
 #[test]
+fn what_functions_return_and_throw_is_unicode_text() {
+    let lone = "function (doc, req) {
+        if (req.is === 'show') return {body: '\\ud800x', headers: {a: '\\udfff'}};
+        if (req.is === 'update') return [{_id: 'a', s: '\\ud800'}, {json: ['\\ud800']}];
+        if (req.is === 'error') throw ['error', '\\ud800', '\\ud800'];
+        throw {name: 'InternalError', message: '\\ud800'}; }";
+    let mut d = design("shows", &[("f", lone)]);
+    let path = ["shows", "f"];
+    let request = |is: &str| format!(r#"{{"is":"{is}","path":[]}}"#);
+    let shown = d.show(&path, "null", &request("show")).expect("shows");
+    assert_eq!(shown, r#"{"body":"\ufffdx","headers":{"a":"\ufffd"}}"#);
+    let updated = d.update(&path, "null", &request("update")).expect("updates");
+    assert_eq!(updated.document.as_deref(), Some(r#"{"_id":"a","s":"\ufffd"}"#));
+    assert_eq!(updated.response, r#"{"json":["\ufffd"]}"#);
+    assert_eq!(raised(d.show(&path, "null", &request("error"))), "\u{fffd}: \u{fffd}");
+    assert!(raised(d.show(&path, "null", &request("other"))).starts_with("render_error: "));
+    let (sent, _, _) = list("function () { start({headers: {a: '\\ud800'}}); }", 0, 10);
+    assert_eq!(sent[0], start(r#"{"headers":{"a":"\ufffd"}}"#, &[]));
+}
+
+#[test]
 fn a_rewrite_gives_a_request_or_none() {
     let rewrite = |body: &str| {
         let design =
