@@ -36,6 +36,24 @@ impl Answer {
     }
 }
 
+/// Replaces the escapes of lone surrogates in JSON text by that of the replacement character: they are no
+/// Unicode text, and other parsers refuse them. The engine writes pairs without escapes.
+pub(crate) fn well_formed(mut json: String) -> String {
+    let mut at = 0;
+    while let Some(found) = json.get(at..).and_then(|rest| rest.find('\\')) {
+        let begin = at + found;
+        let escape = json.as_bytes().get(begin..begin + SURROGATE.len());
+        at = begin + 2;
+        if escape.is_some_and(|e| e.starts_with(br"\ud") && matches!(e[3], b'8' | b'9' | b'a'..=b'f')) {
+            json.replace_range(begin..begin + SURROGATE.len(), r"\ufffd");
+        }
+    }
+    json
+}
+
+/// As long as every escape of a surrogate, which are `\ud800` to `\udfff`.
+const SURROGATE: &str = r"\ud800";
+
 /// A string's content, or the JSON text of another value. An error object has no members in JSON; CouchDB
 /// shows an empty object as `{[]}`.
 fn plain(json: &str) -> String {
@@ -43,5 +61,23 @@ fn plain(json: &str) -> String {
         Ok(text) => text,
         Err(_) if json == "{}" => "{[]}".to_owned(),
         Err(_) => json.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_escapes_of_surrogates_are_replaced() {
+        for (json, expected) in [
+            (r#""a""#, r#""a""#),
+            (r#""\ud800x\udfff""#, r#""\ufffdx\ufffd""#),
+            (r#""\\ud800\n\u0000""#, r#""\\ud800\n\u0000""#),
+            (r#""\\\ud800\ud7ff é""#, r#""\\\ufffd\ud7ff é""#),
+            (r#""\"#, r#""\"#),
+        ] {
+            assert_eq!(well_formed(json.to_owned()), expected);
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use rquickjs::Function;
 use rquickjs::function::Func;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, well_formed};
 use crate::engine::{Engine, Failure, Role, Value0};
 use crate::error::{Error, Stop};
 use crate::limits::Limits;
@@ -183,16 +183,25 @@ impl DesignContext {
         let engine = self.engine.as_ref().expect("function built it");
         let channel = Arc::new(Mutex::new(Some(Channel { rows, output, open: true })));
         let (reader, writer) = (Arc::clone(&channel), Arc::clone(&channel));
-        let answer = engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
-            let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
-            let write = Func::from(move |chunks: String, response: Option<String>| {
-                if let Some(channel) = lock(&writer).as_mut() {
-                    channel.write(&chunks, response);
-                }
-            });
-            let (head, request) = (ctx.json_parse(head)?, ctx.json_parse(request)?);
-            let list: Function = entry_points.get("list")?;
-            list.call::<_, String>((index as u32, head, request, next_row, write))
+        let head = engine.parse_internal(head);
+        let answer = head.and_then(|head| Ok((head, engine.parse_internal(request)?)));
+        let answer = answer.and_then(|(head, request)| {
+            engine.with_ticks(self.limits.ticks, |ctx, entry_points| {
+                let next_row = Func::from(move || lock(&reader).as_mut().and_then(Channel::next_row));
+                let write = Func::from(move |chunks: String, response: Option<String>| {
+                    if let Some(channel) = lock(&writer).as_mut() {
+                        channel.write(&chunks, response);
+                    }
+                });
+                let list: Function = entry_points.get("list")?;
+                list.call::<_, String>((
+                    index as u32,
+                    head.restore(ctx)?,
+                    request.restore(ctx)?,
+                    next_row,
+                    write,
+                ))
+            })
         });
         // The engine may keep the functions; it does not keep the caller's.
         lock(&channel).take();
@@ -227,7 +236,7 @@ impl DesignContext {
     fn finish(&mut self, answer: Result<String, Failure>) -> Result<Answer, Error> {
         let ambiguous = matches!(&answer, Ok(answer) if answer.ends_with(AMBIGUOUS));
         let result = match answer {
-            Ok(answer) => Answer::parse(&answer, &self.limits),
+            Ok(answer) => Answer::parse(&well_formed(answer), &self.limits),
             // Only the arguments are parsed outside of the entry points, which raise nothing.
             Err(Failure::Other(message)) => Err(Error::NotJson(message)),
             Err(failure) => Err(failure.into_error(&self.limits)),
@@ -255,11 +264,12 @@ impl DesignContext {
             self.engine = Some(build(&self.design, &limits)?);
         }
         let engine = self.engine.as_mut().expect("just built");
-        let answer: Result<String, Failure> = engine.with_internal(|ctx, entry_points| {
-            let path = ctx.json_parse(key.as_str())?;
-            entry_points.get::<_, Function>("source")?.call((path,))
+        let answer: Result<String, Failure> = engine.parse_internal(key.as_str()).and_then(|path| {
+            engine.with(|ctx, entry_points| {
+                entry_points.get::<_, Function>("source")?.call((path.restore(ctx)?,))
+            })
         });
-        let mut answer = Answer::parse(&answer.map_err(|f| f.into_error(&limits))?, &limits)?;
+        let mut answer = Answer::parse(&well_formed(answer.map_err(|f| f.into_error(&limits))?), &limits)?;
         let source: String =
             serde_json::from_str(&answer.take(0)).map_err(|e| Error::Engine(e.to_string()))?;
         let compiled = engine.add_function(Role::Design, None, &source);
@@ -289,7 +299,7 @@ impl Channel {
         let chunks: Vec<String> = serde_json::from_str(chunks).unwrap_or_default();
         if self.open {
             self.open = (self.output)(match response {
-                Some(response) => ListChunk::Start { response, chunks },
+                Some(response) => ListChunk::Start { response: well_formed(response), chunks },
                 None => ListChunk::Chunks(chunks),
             });
         }
@@ -302,9 +312,10 @@ fn lock(channel: &Mutex<Option<Channel>>) -> std::sync::MutexGuard<'_, Option<Ch
 
 fn build(design: &str, limits: &Limits) -> Result<Engine, Error> {
     let engine = Engine::new(limits)?;
-    let set: Result<Value0, Failure> = engine.with_internal(|ctx, entry_points| {
-        let design = ctx.json_parse(design)?;
-        entry_points.get::<_, Function>("setDesign")?.call((design,))
+    let set: Result<Value0, Failure> = engine.parse_internal(design).and_then(|design| {
+        engine.with(|ctx, entry_points| {
+            entry_points.get::<_, Function>("setDesign")?.call((design.restore(ctx)?,))
+        })
     });
     set.map_err(|f| f.into_error(limits))?;
     Ok(engine)

@@ -1,4 +1,4 @@
-//! One QuickJS engine: a runtime, the realm of `loop.js`, and a realm per design function.
+//! One QuickJS engine: a runtime, the realm of `loop.js`, one of documents, and one per design function.
 //!
 //! The engine has no I/O, no modules, no `std` and no `os`: only the built-ins that CouchDB's QuickJS has.
 //!
@@ -116,6 +116,8 @@ impl Meter {
 pub(crate) struct Engine {
     // Contexts are dropped before the runtime.
     realms: Vec<Context>,
+    /// The realm of documents and of all other values that come from outside.
+    data: Context,
     main: Context,
     runtime: Runtime,
     meter: Arc<Meter>,
@@ -137,6 +139,8 @@ impl Engine {
         let renewed = Arc::clone(&meter);
         let charged = Arc::clone(&meter);
         let ticks = limits.ticks;
+        let data = Context::custom::<Builtins>(&runtime).map_err(engine)?;
+        let data_global = data.with(|ctx| Persistent::save(&ctx, ctx.globals()));
         main.with(|ctx| -> rquickjs::Result<()> {
             let script = |name: &str, source: &str| {
                 let mut options = EvalOptions::default();
@@ -152,13 +156,12 @@ impl Engine {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object = start.call((renew, builtins))?;
-            let define: Function =
-                ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
-            define.call((entry_points,))
+            let entry_points: Object = start.call((renew, builtins, data_global.restore(&ctx)?))?;
+            // No object of the language leads to them.
+            ctx.store_userdata(entry_points).map_err(|_| rquickjs::Error::Unknown).map(|_| ())
         })
         .map_err(engine)?;
-        let engine = Engine { realms: Vec::new(), main, runtime, meter, limits: *limits };
+        let engine = Engine { realms: Vec::new(), data, main, runtime, meter, limits: *limits };
         engine.limit_memory();
         Ok(engine)
     }
@@ -223,13 +226,12 @@ impl Engine {
         let realm = Context::custom::<Builtins>(&self.runtime);
         self.limit_memory();
         let realm = realm.map_err(|e| Error::Engine(e.to_string()))?;
-        let global = realm.with(|ctx| Persistent::save(&ctx, ctx.globals()));
         self.meter.set(TICKS_INTERNAL);
-        let library = library.map(str::as_bytes).unwrap_or(b"null");
+        let global = realm.with(|ctx| Persistent::save(&ctx, ctx.globals()));
+        let library = self.parse(library.unwrap_or("null")).map_err(|f| f.into_error(&self.limits))?;
         let index: Result<u32, Failure> = self.with(|ctx, entry_points| {
-            let global = global.restore(ctx)?;
-            let library = ctx.json_parse(library)?;
-            entry_points.get::<_, Function>("addRealm")?.call((global, role.name(), library))
+            let arguments = (global.restore(ctx)?, role.name(), library.restore(ctx)?);
+            entry_points.get::<_, Function>("addRealm")?.call(arguments)
         });
         self.realms.push(realm);
         Ok(index.map_err(|f| f.into_error(&self.limits))? as usize)
@@ -263,9 +265,19 @@ impl Engine {
         work: impl for<'js> FnOnce(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
     ) -> Result<R, Failure> {
         self.main.with(|ctx| {
-            let result = ctx.globals().get("settee").and_then(|entry_points| work(&ctx, &entry_points));
+            let entry_points = ctx.userdata::<Object>().expect("stored by new").clone();
+            let result = work(&ctx, &entry_points);
             result.map_err(|e| self.failure(&ctx, e))
         })
+    }
+
+    /// As [`Engine::parse`], with ticks for that and for work that runs no design function.
+    pub(crate) fn parse_internal(
+        &self,
+        json: impl Into<Vec<u8>>,
+    ) -> Result<Persistent<Value<'static>>, Failure> {
+        self.meter.set(TICKS_INTERNAL);
+        self.parse(json)
     }
 
     /// As [`Engine::with`], with `ticks`.
@@ -276,14 +288,6 @@ impl Engine {
     ) -> Result<R, Failure> {
         self.meter.set(ticks);
         self.with(work)
-    }
-
-    /// As [`Engine::with`], with ticks for work that runs no design function.
-    pub(crate) fn with_internal<R>(
-        &self,
-        work: impl for<'js> FnOnce(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
-    ) -> Result<R, Failure> {
-        self.with_ticks(TICKS_INTERNAL, work)
     }
 
     fn failure(&self, ctx: &Ctx<'_>, error: rquickjs::Error) -> Failure {
@@ -305,10 +309,10 @@ impl Engine {
         }
     }
 
-    /// Gives the engine's poll counters their initial value, in the realm of `loop.js` and in that of
+    /// Gives the engine's poll counters their initial value, in the realms of data, of `loop.js` and of
     /// function `index`.
     pub(crate) fn align(&self, index: usize) -> Result<(), Failure> {
-        for realm in [-1, i32::try_from(index).expect("few functions")] {
+        for realm in [-2, -1, i32::try_from(index).expect("few functions")] {
             match self.call::<_, Value0>(1, "spin", (realm,)) {
                 Err(Failure::Ticks) => (),
                 Err(failure) => return Err(failure),
@@ -325,13 +329,24 @@ impl Engine {
         index: usize,
         arguments: &[&str],
     ) -> Result<String, Failure> {
-        self.with_ticks(self.limits.ticks, |ctx, entry_points| {
-            let mut call = Args::new(ctx.clone(), arguments.len() + 1);
+        self.meter.set(self.limits.ticks);
+        let values = arguments.iter().map(|&argument| self.parse(argument)).collect::<Result<Vec<_>, _>>()?;
+        self.with(|ctx, entry_points| {
+            let mut call = Args::new(ctx.clone(), values.len() + 1);
             call.push_arg(index as u32)?;
-            for &argument in arguments {
-                call.push_arg(ctx.json_parse(argument)?)?;
+            for value in values {
+                call.push_arg(value.restore(ctx)?)?;
             }
             entry_points.get::<_, Function>(entry_point)?.call_arg(call)
+        })
+    }
+
+    /// Parses JSON text in the realm of documents, whose built-ins design functions may replace and which
+    /// has nothing else.
+    pub(crate) fn parse(&self, json: impl Into<Vec<u8>>) -> Result<Persistent<Value<'static>>, Failure> {
+        self.data.with(|ctx| {
+            let value = ctx.json_parse(json).map(|value| Persistent::save(&ctx, value));
+            value.map_err(|e| self.failure(&ctx, e))
         })
     }
 

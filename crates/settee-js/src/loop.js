@@ -1,26 +1,30 @@
 // The JavaScript side of a context: runs design functions and collects what they emit, send and raise.
 //
 // Realms. This file runs in the context's own realm. Each design function is compiled in a realm of its own,
-// which Rust creates and passes to `addRealm`, so that functions share no free variables and cannot replace
-// the built-ins that this file uses. Documents belong to this file's realm, as in CouchDB: in a design
-// function `doc.tags instanceof Array` is false and `isArray(doc.tags)` is true.
+// which Rust creates and passes to `addRealm`, so that functions share no free variables. Documents, requests
+// and rows belong to a realm of data, which all functions share, as in CouchDB: in a design function
+// `doc.tags instanceof Array` is false and `isArray(doc.tags)` is true. Functions reach this file's realm by
+// `emit.constructor`, say. All objects that the language defines in it are frozen, and it has no others, so
+// nothing replaces the built-ins that this file uses; the entry points are no property of any object.
 //
 // Interruption. The engine interrupts only at calls and at backward jumps. A segment (one function applied to
 // one document) is committed by assignments alone, so an interrupted segment leaves no trace and can be run
 // again.
 //
 // The value of this file is the object of entry points that Rust calls.
-(function (renewTicks, builtins) {
+(function (renewTicks, builtins, data) {
   'use strict';
 
   const { limitBuiltins, forgive, stringifyPairs, stringifyCounted } = builtins;
-  const { stringify, parse } = JSON;
+  const { stringify } = JSON;
   const freezeOne = Object.freeze;
   const arrayTest = Array.isArray;
   const errorTest = Error.isError;
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
+  // What functions made may share objects exponentially.
+  const toText = (value) => stringifyCounted(value, stringify);
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
@@ -43,9 +47,10 @@
       if (e === null) return { ambiguous: !nullIsThrown, message: 'null' };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
-          return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
+          const error = e[1] === undefined ? 'fatal_error' : wellFormed(text(e[1]));
+          return { stop: true, error, reason: e[2] === undefined ? 'function raised a fatal error' : describe(e[2]) };
         }
-        if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: text(e.message) };
+        if (e.name === 'InternalError') return { stop: true, error: 'InternalError', reason: wellFormed(text(e.message)) };
       }
     } catch (second) {
       if (isOutOfMemory(second)) return { memory: true };
@@ -74,7 +79,7 @@
 
   function describe(e) {
     try {
-      const raw = e !== null && typeof e === 'object' && !isError(e) ? stringify(e) : text(e);
+      const raw = e !== null && typeof e === 'object' && !isError(e) ? toText(e) : text(e);
       return wellFormed(slice(text(raw), 0, MESSAGE_LENGTH_MAX));
     } catch (_) {
       return 'an exception without text';
@@ -105,12 +110,12 @@
   function respond(work) {
     nullSeen = false;
     try {
-      return stringifyCounted(work(), stringify);
+      return toText(work());
     } catch (e) {
       try {
         const answer = failure(e);
         if (nullSeen) answer[answer.length] = 'ambiguous';
-        return stringify(answer);
+        return toText(answer);
       } catch (second) {
         return stringify(isOutOfMemory(second) ? ['memory'] : ['error', 'unnamed_error', null]);
       }
@@ -124,7 +129,7 @@
 
   function log(message) {
     if (logs.length < LOG_COUNT_MAX) {
-      const line = typeof message === 'string' ? message : text(stringify(message));
+      const line = typeof message === 'string' ? message : text(toText(message));
       logs[logs.length] = wellFormed(slice(line, 0, MESSAGE_LENGTH_MAX));
     }
   }
@@ -166,7 +171,7 @@
   function resolve(names, from, root, name) {
     let path = [];
     if (names[0] === '.' || names[0] === '..') {
-      if (from === null) throw invalidPath(`Object has no parent ${text(stringify(root))}`);
+      if (from === null) throw invalidPath(`Object has no parent ${text(toText(root))}`);
       path = split(from.id, '/');
       path.length -= 1;
     }
@@ -182,7 +187,7 @@
     let current = root;
     for (let i = 0; i < path.length; i++) {
       if (current === null || typeof current !== 'object' || !hasOwn(current, path[i])) {
-        throw invalidPath(`Object has no property "${path[i]}". ${slice(text(stringify(current)), 0, 1000)}`);
+        throw invalidPath(`Object has no property "${path[i]}". ${slice(text(toText(current)), 0, 1000)}`);
       }
       current = current[path[i]];
     }
@@ -248,10 +253,11 @@
     }
   }
 
-  // Spins until the next interrupt in this file's realm (-1) or in a function's. The engine's counter of that
+  // Spins until the next interrupt in the realm of data (-2), of this file (-1) or in a function's. The engine's counter of that
   // realm then has its initial value.
   function spin(index) {
     forgive();
+    if (index === -2) spinData();
     if (index < 0) for (;;);
     realms[index].spin();
   }
@@ -463,7 +469,7 @@
         const reason = `missing ${path[0]} function ${name} on design doc ${design._id}`;
         throw ['error', 'not_found', reason];
       }
-      return ['ok', typeof value === 'string' ? value : text(stringify(value))];
+      return ['ok', typeof value === 'string' ? value : text(toText(value))];
     });
   }
 
@@ -638,7 +644,7 @@
     if (!gotRow) {
       gotRow = true;
       startResponse = withContentType(startResponse, contentType);
-      write(stringify(chunks), stringify(startResponse));
+      write(stringify(chunks), toText(startResponse));
       chunks = [];
       startResponse = {};
     } else {
@@ -650,7 +656,7 @@
       lastRow = true;
       return null;
     }
-    return parse(row);
+    return parseData(row);
   }
 
   function withContentType(response, type) {
@@ -767,8 +773,33 @@
     return { type, subtype, quality, parameters };
   }
 
-  // Documents belong to this realm.
+  // ---- The realms of data and of this file ----
+
+  const parseData = data.JSON.parse;
+  const spinData = data.eval('0,function () { for (;;); }');
+  limitBuiltins(data);
   limitBuiltins(globalThis);
+
+  // Freezes an object and all that it leads to.
+  function freezeAll(object) {
+    if (object === null || (typeof object !== 'object' && typeof object !== 'function')) return;
+    if (frozenObjects.has(object)) return;
+    frozenObjects.add(object);
+    freezeOne(object);
+    freezeAll(Object.getPrototypeOf(object));
+    for (const name of Reflect.ownKeys(object)) {
+      const descriptor = Object.getOwnPropertyDescriptor(object, name);
+      freezeAll(descriptor.value);
+      freezeAll(descriptor.get);
+      freezeAll(descriptor.set);
+    }
+  }
+
+  const frozenObjects = new Set();
+  freezeAll(globalThis);
+  for (const value of [[].values(), new Map().keys(), new Set().keys(), ''[Symbol.iterator](), function* () {}]) {
+    freezeAll(Object.getPrototypeOf(value));
+  }
 
   return freezeOne({
     addRealm, addFunction, spin, trustNull, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,

@@ -217,15 +217,17 @@ impl MapContext {
         let engine = self.engine()?;
         engine.delay_collection();
         let count = documents.len();
-        let result = engine.with_internal(|ctx, entry_points| {
-            let array = ctx.json_parse(array)?;
-            if array.as_array().is_none_or(|array| array.len() != count) {
-                return Ok(false);
-            }
-            entry_points
-                .get::<_, rquickjs::Function>("begin")?
-                .call::<_, Value0>((array, function as u32))?;
-            Ok(true)
+        let result = engine.parse_internal(array).and_then(|array| {
+            engine.with(|ctx, entry_points| {
+                let array = array.restore(ctx)?;
+                if array.as_array().is_none_or(|array| array.len() != count) {
+                    return Ok(false);
+                }
+                entry_points
+                    .get::<_, rquickjs::Function>("begin")?
+                    .call::<_, Value0>((array, function as u32))?;
+                Ok(true)
+            })
         });
         match result {
             Ok(parsed) => Ok(parsed),

@@ -275,10 +275,73 @@ fn a_thrown_null_is_an_exception_and_the_context_stays_usable() {
 }
 
 #[test]
+fn functions_cannot_change_what_runs_them() {
+    // What a function reaches: the realm of its arguments and that of the functions that it is given.
+    let reach = "function (doc, req) {
+        var realms = [req.constructor.constructor, log.constructor, send.constructor, require.constructor];
+        try { (function f() { send('x'); f(); })(); } catch (e) { realms.push(e.constructor.constructor); }
+        try { require('x'); } catch (e) { realms.push(e.constructor.constructor); }
+        var n = 0, found = [];
+        realms.forEach(function (make) {
+            var global = make('return this')();
+            ['settee', 'setDesign', 'run', 'std', 'os'].forEach(function (name) { if (name in global) found.push(name); });
+            [['Object', 'toJSON'], ['Array', 'push'], ['Array', 'map'], ['String', 'split'], ['String', 'trim'],
+             ['Map', 'get'], ['Array', 'toJSON'], ['String', 'toWellFormed'], ['Function', 'call']].forEach(function (pair) {
+                try { global[pair[0]].prototype[pair[1]] = function () { return 5; }; } catch (e) { n++; }
+            });
+            try { global.JSON.stringify = null; global.Map = null; global.parseFloat = null; } catch (e) {}
+        });
+        start({});
+        return {body: found.join()};
+    }";
+    let provides =
+        "function (doc, req) { provides('html', function () { return req.a.length + toJSON([1]); });
+                    provides('json', function () { return '2'; }); }";
+    let mut d = design("shows", &[("reach", reach), ("provides", provides)]);
+    let request = r#"{"path":[],"a":[1,2],"headers":{"Accept":"text/html;q=0.5, application/json;q=0.1"}}"#;
+    let expected = d.show(&["shows", "provides"], "null", request).expect("before");
+    assert!(expected.contains("2[1]"), "{expected}");
+    let mut context = DesignContext::new(
+        &serde_json::json!({"_id": "_design/d", "shows": {"reach": reach, "provides": provides},
+                            "filters": {"f": "function (doc) { return doc.x; }"}})
+        .to_string(),
+        QUICK,
+    )
+    .expect("an object");
+    for _ in 0..2 {
+        let shown = context.show(&["shows", "reach"], "null", request).expect("shows");
+        assert_eq!(shown.replace('x', ""), r#"{"body":"","headers":{}}"#, "what it found");
+        assert_eq!(context.show(&["shows", "provides"], "null", request).as_deref(), Ok(&*expected));
+        assert_eq!(context.filter(&["filters", "f"], &[r#"{"x":1}"#, "{}"], "{}"), Ok(vec![true, false]));
+    }
+}
+
+#[test]
 fn a_lone_surrogate_is_sent_as_the_replacement_character() {
     let (sent, _, result) = list("function () { send('a\\ud800'); return '\\udc00b'; }", 0, 10);
     assert_eq!(result, Ok(()));
     assert_eq!(sent, [start(r#"{"headers":{}}"#, &["a\u{fffd}"]), chunks(&["\u{fffd}b"])]);
+}
+
+#[test]
+fn what_functions_return_and_throw_is_unicode_text() {
+    let lone = "function (doc, req) {
+        if (req.is === 'show') return {body: '\\ud800x', headers: {a: '\\udfff'}};
+        if (req.is === 'update') return [{_id: 'a', s: '\\ud800'}, {json: ['\\ud800']}];
+        if (req.is === 'error') throw ['error', '\\ud800', '\\ud800'];
+        throw {name: 'InternalError', message: '\\ud800'}; }";
+    let mut d = design("shows", &[("f", lone)]);
+    let path = ["shows", "f"];
+    let request = |is: &str| format!(r#"{{"is":"{is}","path":[]}}"#);
+    let shown = d.show(&path, "null", &request("show")).expect("shows");
+    assert_eq!(shown, r#"{"body":"\ufffdx","headers":{"a":"\ufffd"}}"#);
+    let updated = d.update(&path, "null", &request("update")).expect("updates");
+    assert_eq!(updated.document.as_deref(), Some(r#"{"_id":"a","s":"\ufffd"}"#));
+    assert_eq!(updated.response, r#"{"json":["\ufffd"]}"#);
+    assert_eq!(raised(d.show(&path, "null", &request("error"))), "\u{fffd}: \u{fffd}");
+    assert!(raised(d.show(&path, "null", &request("other"))).starts_with("render_error: "));
+    let (sent, _, _) = list("function () { start({headers: {a: '\\ud800'}}); }", 0, 10);
+    assert_eq!(sent[0], start(r#"{"headers":{"a":"\ufffd"}}"#, &[]));
 }
 
 #[test]

@@ -189,6 +189,36 @@ fn built_ins_pay_for_lengths_without_elements() {
 }
 
 #[test]
+fn a_stop_names_what_happened() {
+    let stop = |body: &str, limits: Limits| {
+        let f = format!("function (doc) {{ {body} }}");
+        let mut context = MapContext::new(None, &[&f], limits).expect("compiles");
+        let batch = context.map(&[b"{}"]).expect("maps");
+        let Outcome::Stopped(stop) = batch.outcome(0, 0) else { panic!("{body}: {:?}", batch.outcome(0, 0)) };
+        let error = Error::from(stop.clone());
+        format!("{}: {}", error.error(), error.reason())
+    };
+    let ticks = Limits { ticks: 5000, ..QUICK };
+    assert_eq!(stop("throw ['fatal']", QUICK), "fatal_error: function raised a fatal error");
+    assert_eq!(stop("throw ['fatal', 'e', 'r']", QUICK), "e: r");
+    assert_eq!(stop("throw ['fatal', 'e', {a: 1}]", QUICK), "e: {\"a\":1}");
+    assert_eq!(stop("throw {name: 'InternalError', message: '\\ud800'}", QUICK), "InternalError: \u{fffd}");
+    for body in ["a.push(a.length)", "a.push('x' + a.length, [])", "a = [a]", "a[a.length] = {}"] {
+        assert_eq!(
+            stop(&format!("var a = []; for (;;) {body}"), ticks),
+            "InternalError: out of memory",
+            "{body}"
+        );
+    }
+    assert_eq!(stop("for (;;) [].push(1)", QUICK), "os_process_error: OS process timed out.");
+    let shared = "var a = {}; for (var i = 0; i < 26; i++) a = {x: a, y: a};";
+    for body in ["throw a", "log(a)", "throw ['fatal', 'e', a]"] {
+        let body = format!("{shared} {body}");
+        assert_eq!(stop(&body, QUICK), "os_process_error: OS process timed out.", "{body}");
+    }
+}
+
+#[test]
 fn built_ins_pay_for_the_data_that_they_work_on() {
     for body in [
         "'\\u0301\\u0327'.repeat(100000).normalize('NFD')",

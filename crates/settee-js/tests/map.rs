@@ -113,6 +113,18 @@ fn rows_are_serialised_after_the_function_ran() {
 }
 
 #[test]
+fn prototypes_of_documents_and_of_emit_can_change_rows_only() {
+    let f =
+        "function (doc) { doc.a.constructor.prototype.toJSON = function () { return 5; }; emit(doc.a, {}); }";
+    assert_eq!(map_all(&[f, f], &[r#"{"a":{}}"#; 2]), ["5:{}"; 4]);
+    let f = "function (doc) { var make = emit.constructor;
+             try { make('Object.prototype.toJSON = Array.prototype.toJSON = function () { return 6; }')(); } catch (e) {}
+             try { make('Array.prototype.push = JSON.stringify = Object.freeze = Map = null')(); } catch (e) {}
+             emit([1], {}); emit(make('return typeof settee + typeof run + typeof Object.prototype.toJSON')(), 1); }";
+    assert_eq!(map_all(&[f], &["{}", "{}"]), [r#"[1]:{} "undefinedundefinedundefined":1"#; 2]);
+}
+
+#[test]
 fn values_without_json_become_null_or_vanish() {
     let f = "function (doc) { emit(); emit(undefined, function () {}); emit(NaN, Infinity); emit(-Infinity, -0);
              emit([undefined, function () {}, NaN, , 1], {a: undefined, b: function () {}, c: NaN}); emit(1); }";
