@@ -3,53 +3,50 @@
 use crate::order::{Collation, END};
 
 /// The part of an array's sort key that its tag and its first `count` elements make up: arrays that agree in
-/// these elements, and in nothing else, share it. `None` for other values. A shorter array is returned without its
-/// end.
-///
-/// # Panics
-/// If `key` doesn't begin with a sort key of this collation.
+/// these elements, and in nothing else, share it. Of an array with fewer elements it is the whole sort key, which no
+/// other array shares. `None` for other values, and if `key` is a sort key that was cut before the end of that part.
 pub fn array_prefix(key: &[u8], count: usize, collation: Collation) -> Option<&[u8]> {
-    if key[0] != collation.tags().array {
+    if *key.first()? != collation.tags().array {
         return None;
     }
     let mut end = 1;
     for _ in 0..count {
-        if key[end] == END {
-            break;
+        if *key.get(end)? == END {
+            return key.get(..=end);
         }
-        end = value_end(key, end, collation);
+        end = value_end(key, end, collation)?;
     }
-    Some(&key[..end])
+    key.get(..end)
 }
 
-/// The end of the value whose sort key begins at `at`.
-fn value_end(key: &[u8], mut at: usize, collation: Collation) -> usize {
+/// The end of the value whose sort key begins at `at`; `None` if it was cut.
+fn value_end(key: &[u8], mut at: usize, collation: Collation) -> Option<usize> {
     let tags = collation.tags();
     let mut depth = 0_usize;
     loop {
-        let tag = key[at];
+        let tag = *key.get(at)?;
         at += 1;
         if tag == tags.number {
             at += 8;
         } else if tag == tags.string {
-            at = text_end(key, at, collation);
+            at = text_end(key, at, collation)?;
         } else if tag == tags.array || tag == tags.object {
             depth += 1;
         } else if tag == END {
-            depth -= 1;
+            depth = depth.checked_sub(1)?;
         }
         if depth == 0 {
-            return at;
+            return Some(at);
         }
     }
 }
 
-fn text_end(key: &[u8], mut at: usize, collation: Collation) -> usize {
+fn text_end(key: &[u8], mut at: usize, collation: Collation) -> Option<usize> {
     loop {
-        let zero = at + memchr::memchr(0, &key[at..]).expect("a string has an end");
+        let zero = at + memchr::memchr(0, key.get(at..)?)?;
         match collation {
-            Collation::Unicode => return zero + 1,
-            Collation::Raw if key[zero + 1] == 0 => return zero + 2,
+            Collation::Unicode => return Some(zero + 1),
+            Collation::Raw if *key.get(zero + 1)? == 0 => return Some(zero + 2),
             Collation::Raw => at = zero + 2,
         }
     }

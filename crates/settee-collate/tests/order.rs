@@ -269,7 +269,14 @@ proptest! {
         for element in elements.iter().take(count) {
             write_sort_key(&element.to_string(), collation, &mut expected).unwrap();
         }
+        if count > elements.len() {
+            expected.push(END);
+        }
         let whole = key(&json!(elements), collation);
+        for cut in 0..whole.len() {
+            let prefix = array_prefix(&whole[..cut], count, collation);
+            prop_assert_eq!(prefix, (cut >= expected.len()).then_some(&expected[..]));
+        }
         prop_assert_eq!(array_prefix(&whole, count, collation), Some(&expected[..]));
         prop_assert_eq!(whole.last(), Some(&END));
         let string = key(&json!("x"), collation);

@@ -137,10 +137,13 @@ pub(crate) fn integer(value: &str) -> Result<Option<u64>, ApiError> {
     match value.parse::<i128>() {
         Ok(number) if number < 0 => Ok(None),
         Ok(number) => Ok(Some(u64::try_from(number).unwrap_or(u64::MAX))),
-        Err(_) => {
-            Err(ApiError::query_parse_error(format!("Invalid value for integer: {}", json::quoted(value))))
-        }
+        Err(_) => Err(no_integer(value)),
     }
+}
+
+/// The error for a value that isn't a whole number.
+pub(crate) fn no_integer(value: &str) -> ApiError {
+    ApiError::query_parse_error(format!("Invalid value for integer: {}", json::quoted(value)))
 }
 
 /// The value, if it is valid JSON.

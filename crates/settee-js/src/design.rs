@@ -83,6 +83,9 @@ pub struct Updated {
     pub response: String,
 }
 
+/// How an answer of `loop.js` ends if null was thrown: by the function, or by the engine without memory.
+const AMBIGUOUS: &str = r#","ambiguous"]"#;
+
 /// The functions of one design document. Not for other design documents or databases.
 pub struct DesignContext {
     design: String,
@@ -216,27 +219,24 @@ impl DesignContext {
     fn run(&mut self, path: &[&str], entry_point: &str, arguments: &[&str]) -> Result<Answer, Error> {
         let index = self.function(path)?;
         let engine = self.engine.as_ref().expect("function built it");
-        let answer = engine.call_counted(index, |ctx, entry_points| {
-            let mut call = rquickjs::function::Args::new(ctx.clone(), arguments.len() + 1);
-            call.push_arg(index as u32)?;
-            for &argument in arguments {
-                call.push_arg(ctx.json_parse(argument)?)?;
-            }
-            entry_points.get::<_, Function>(entry_point)?.call_arg::<String>(call)
-        });
+        let answer = engine.call_counted(entry_point, index, arguments);
         self.finish(answer)
     }
 
     /// Parses the answer; drops the engine if it cannot be trusted any more.
     fn finish(&mut self, answer: Result<String, Failure>) -> Result<Answer, Error> {
+        let ambiguous = matches!(&answer, Ok(answer) if answer.ends_with(AMBIGUOUS));
         let result = match answer {
             Ok(answer) => Answer::parse(&answer, &self.limits),
             // Only the arguments are parsed outside of the entry points, which raise nothing.
             Err(Failure::Other(message)) => Err(Error::NotJson(message)),
             Err(failure) => Err(failure.into_error(&self.limits)),
         };
-        if matches!(result, Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. })))
-        {
+        let unusable = matches!(
+            result,
+            Err(Error::Engine(_) | Error::Stopped(Stop::Ticks { .. } | Stop::Memory { .. }))
+        );
+        if unusable || ambiguous {
             self.engine = None;
             self.functions.clear();
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rquickjs::context::EvalOptions;
 use rquickjs::context::intrinsic;
-use rquickjs::function::{Func, IntoArgs};
+use rquickjs::function::{Args, Func, IntoArgs};
 use rquickjs::{Context, Ctx, FromJs, Function, Object, Persistent, Runtime, Value};
 
 use crate::error::{CompileError, Error, Stop};
@@ -34,6 +34,9 @@ const TICKS_INTERNAL: u64 = 1 << 20;
 
 /// Garbage between two collections of cycles. All else is freed by counting references.
 const GARBAGE_BYTES_MAX: usize = 8 << 20;
+
+/// Times the memory limit, for the run that shows whether a function throws null itself.
+const MEMORY_FACTOR_NULL: usize = 2;
 
 /// What a realm's function is for; it decides the realm's globals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +101,11 @@ impl Meter {
     }
 
     fn is_empty(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
+        self.left() == 0
+    }
+
+    fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
     }
 
     fn set(&self, ticks: u64) {
@@ -131,17 +138,21 @@ impl Engine {
         let charged = Arc::clone(&meter);
         let ticks = limits.ticks;
         main.with(|ctx| -> rquickjs::Result<()> {
-            let mut options = EvalOptions::default();
-            options.filename = Some("loop.js".to_owned());
-            let start: Function = ctx.eval_with_options(include_str!("loop.js"), options)?;
+            let script = |name: &str, source: &str| {
+                let mut options = EvalOptions::default();
+                options.filename = Some(name.to_owned());
+                ctx.eval_with_options::<Function, _>(source, options)
+            };
+            let builtins: Object = script("builtins.js", include_str!("builtins.js"))?
+                .call((Func::from(move |ticks: f64| charged.use_ticks(ticks)),))?;
+            let start = script("loop.js", include_str!("loop.js"))?;
             // An empty meter stays empty: the interrupt must reach the caller.
             let renew = Func::from(move || {
                 if !renewed.is_empty() {
                     renewed.set(ticks);
                 }
             });
-            let entry_points: Object =
-                start.call((renew, Func::from(move |ticks: f64| charged.use_ticks(ticks))))?;
+            let entry_points: Object = start.call((renew, builtins))?;
             let define: Function =
                 ctx.eval("(value) => Object.defineProperty(globalThis, 'settee', { value })")?;
             define.call((entry_points,))
@@ -153,7 +164,11 @@ impl Engine {
     }
 
     fn limit_memory(&self) {
-        self.runtime.set_memory_limit(self.limits.memory_bytes.max(MEMORY_BYTES_MIN));
+        self.runtime.set_memory_limit(self.memory_bytes());
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.limits.memory_bytes.max(MEMORY_BYTES_MIN)
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -280,6 +295,7 @@ impl Engine {
         match error {
             rquickjs::Error::Allocation | rquickjs::Error::Unknown => Failure::Memory,
             rquickjs::Error::Exception => match raised.as_exception().and_then(|e| e.message()) {
+                // No design function's exception comes here.
                 _ if raised.is_null() => Failure::Memory,
                 Some(message) if message == "out of memory" => Failure::Memory,
                 Some(message) => Failure::Other(message),
@@ -302,20 +318,77 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs `work`, which calls function `index`, with all ticks. If they do not suffice it runs again with
-    /// aligned counters, so that its end does not depend on what ran before.
-    pub(crate) fn call_counted<R>(
+    /// Calls an entry point with all ticks, and with the index of a function and `arguments`, JSON text.
+    pub(crate) fn call_json(
         &self,
+        entry_point: &str,
         index: usize,
-        work: impl for<'js> Fn(&Ctx<'js>, &Object<'js>) -> rquickjs::Result<R>,
-    ) -> Result<R, Failure> {
-        match self.with_ticks(self.limits.ticks, &work) {
+        arguments: &[&str],
+    ) -> Result<String, Failure> {
+        self.with_ticks(self.limits.ticks, |ctx, entry_points| {
+            let mut call = Args::new(ctx.clone(), arguments.len() + 1);
+            call.push_arg(index as u32)?;
+            for &argument in arguments {
+                call.push_arg(ctx.json_parse(argument)?)?;
+            }
+            entry_points.get::<_, Function>(entry_point)?.call_arg(call)
+        })
+    }
+
+    /// As [`Engine::call_json`]. If the ticks do not suffice it runs again with aligned counters, so that its
+    /// end does not depend on what ran before.
+    pub(crate) fn call_counted(
+        &self,
+        entry_point: &str,
+        index: usize,
+        arguments: &[&str],
+    ) -> Result<String, Failure> {
+        match self.call_json(entry_point, index, arguments) {
             Err(Failure::Ticks) => {
                 self.align(index)?;
-                self.with_ticks(self.limits.ticks, &work)
+                self.call_json(entry_point, index, arguments)
             }
             other => other,
         }
+    }
+
+    /// Whether function `index` itself throws the null that it was left with. The engine too throws null if
+    /// memory runs out so far that it cannot allocate an exception. A function that is given more memory runs
+    /// longer until memory runs out; until its own `throw` it runs as long as before. `work` calls it and
+    /// returns None if it was left with null. Returns the value with null trusted, None if memory ran out.
+    pub(crate) fn settle_null<R>(
+        &self,
+        index: usize,
+        mut work: impl FnMut(&Engine) -> Result<Option<R>, Failure>,
+    ) -> Result<Option<R>, Failure> {
+        let (first, ticks) = self.run_measured(index, &mut work)?;
+        if first.is_some() {
+            return Ok(first);
+        }
+        self.runtime.set_memory_limit(self.memory_bytes() * MEMORY_FACTOR_NULL);
+        let second = self
+            .call_internal::<_, Value0>("trustNull", (true,))
+            .and_then(|_| self.run_measured(index, &mut work));
+        self.limit_memory();
+        let (value, ticks_more_memory) = match second {
+            Ok(second) => second,
+            Err(Failure::Ticks) => return Ok(None),
+            Err(failure) => return Err(failure),
+        };
+        self.call_internal::<_, Value0>("trustNull", (false,))?;
+        Ok(value.filter(|_| ticks == ticks_more_memory))
+    }
+
+    /// Runs `work` with all ticks and aligned counters. Returns the ticks that it used, too.
+    fn run_measured<R>(
+        &self,
+        index: usize,
+        work: impl FnOnce(&Engine) -> Result<Option<R>, Failure>,
+    ) -> Result<(Option<R>, u64), Failure> {
+        self.align(index)?;
+        self.meter.set(self.limits.ticks);
+        let value = work(self)?;
+        Ok((value, self.limits.ticks - self.meter.left()))
     }
 
     /// Collects cycles only after much garbage. The engine lowers its threshold at each collection.

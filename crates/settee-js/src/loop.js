@@ -10,16 +10,17 @@
 // again.
 //
 // The value of this file is the object of entry points that Rust calls.
-(function (renewTicks, useTicks) {
+(function (renewTicks, builtins) {
   'use strict';
 
+  const { limitBuiltins, forgive, stringifyPairs, stringifyCounted } = builtins;
   const { stringify, parse } = JSON;
   const freezeOne = Object.freeze;
   const arrayTest = Array.isArray;
+  const errorTest = Error.isError;
   const hasOwn = Object.hasOwn;
   const text = String;
   const apply = Reflect.apply;
-  const { defineProperty: define, getPrototypeOf: prototypeOf, getOwnPropertyDescriptor: descriptorOf } = Object;
   const uncurry = (method) => (target, ...rest) => apply(method, target, rest);
   const join = uncurry(Array.prototype.join);
   const slice = uncurry(String.prototype.slice);
@@ -27,130 +28,19 @@
   const wellFormed = uncurry(String.prototype.toWellFormed);
   const split = uncurry(String.prototype.split);
 
-  // ---- Built-ins that loop without interruption ----
-
-  // The engine never interrupts these methods, whose time grows with `length`: it may be 2^53 without any
-  // element. Their callers pay ticks for it first.
-  const LOOPING_METHODS = [
-    'concat', 'copyWithin', 'fill', 'join', 'pop', 'push', 'reverse', 'shift', 'slice', 'sort', 'splice',
-    'toLocaleString', 'toReversed', 'toSorted', 'toSpliced', 'unshift', 'with', 'indexOf', 'lastIndexOf',
-    'includes', 'every', 'some', 'forEach', 'map', 'filter', 'reduce', 'reduceRight', 'find', 'findIndex',
-    'findLast', 'findLastIndex',
-  ];
-  const LENGTH_FREE = 1000;
-  const ELEMENTS_PER_TICK = 5000;
-  const CONVERSIONS = ['toString', 'valueOf', Symbol.toPrimitive];
-  const SPREADABLE = Symbol.isConcatSpreadable;
-
-  function pay(target) {
-    if (target === null || (typeof target !== 'object' && typeof target !== 'function')) return;
-    if (!arrayTest(target)) requirePlainLength(target);
-    const length = +target.length;
-    if (length > LENGTH_FREE && useTicks(length / ELEMENTS_PER_TICK)) for (;;);
-  }
-
-  const CONVERTED_DEPTH_MAX = 4;
-
-  // Whether a value converts to the same number each time: no function of the caller's takes part.
-  function convertsAlike(value, depth) {
-    if (value === null || typeof value !== 'object') return typeof value !== 'function';
-    if (depth === CONVERTED_DEPTH_MAX) return false;
-    for (let i = 0; i < CONVERSIONS.length; i++) {
-      const descriptor = descriptorOf(value, CONVERSIONS[i]);
-      if (descriptor !== undefined && (!hasOwn(descriptor, 'value') || typeof descriptor.value === 'function')) {
-        return false;
-      }
-    }
-    if (!arrayTest(value)) return true;
-    if (value.length > LENGTH_FREE) return false;
-    for (let i = 0; i < value.length; i++) {
-      const descriptor = descriptorOf(value, i);
-      if (descriptor !== undefined && !(hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, depth + 1))) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // A length that is computed could be another one when the built-in reads it.
-  function requirePlainLength(target) {
-    for (let holder = target; holder !== null; holder = prototypeOf(holder)) {
-      const descriptor = descriptorOf(holder, 'length');
-      if (descriptor === undefined) continue;
-      if (hasOwn(descriptor, 'value') && convertsAlike(descriptor.value, 0)) return;
-      throw new TypeError('the length of an array-like object must be a plain property');
-    }
-  }
-
-  // `concat` copies the elements of arrays, and of what says that it is like one.
-  function payForElements(value) {
-    if (value === null || typeof value !== 'object') return;
-    if (arrayTest(value) || value[SPREADABLE]) pay(value);
-  }
-
-  function replaceMethod(holder, name, method) {
-    define(holder, name, { value: method, writable: true, enumerable: false, configurable: true });
-  }
-
-  function payFor(holder, name) {
-    const method = holder[name];
-    if (typeof method !== 'function') return;
-    const paid = {
-      [name](...rest) {
-        pay(this);
-        if (name === 'concat') for (let i = 0; i < rest.length; i++) payForElements(rest[i]);
-        return apply(method, this, rest);
-      },
-    };
-    replaceMethod(holder, name, paid[name]);
-  }
-
-  function flatten(target, source, depth) {
-    pay(source);
-    for (let i = 0; i < source.length; i++) {
-      if (!(i in source)) continue;
-      if (depth > 0 && arrayTest(source[i])) flatten(target, source[i], depth - 1);
-      else target[target.length] = source[i];
-    }
-    return target;
-  }
-
-  function limitBuiltins(global) {
-    const methods = global.Array.prototype;
-    for (let i = 0; i < LOOPING_METHODS.length; i++) payFor(methods, LOOPING_METHODS[i]);
-    const map = methods.map;
-    const { Array: MakeArray, JSON: { stringify: write }, String: { raw } } = global;
-    replaceMethod(methods, 'flat', { flat(depth = 1) { return flatten(new MakeArray(), this, depth); } }.flat);
-    replaceMethod(methods, 'flatMap', {
-      flatMap(...rest) { return flatten(new MakeArray(), apply(map, this, rest), 1); },
-    }.flatMap);
-    replaceMethod(global.JSON, 'stringify', {
-      stringify(value, replacer, space) {
-        pay(arrayTest(replacer) ? replacer : null);
-        return write(value, replacer, space);
-      },
-    }.stringify);
-    replaceMethod(global.String, 'raw', {
-      raw(strings, ...rest) {
-        pay(strings && strings.raw);
-        return apply(raw, global.String, [strings, ...rest]);
-      },
-    }.raw);
-    // Asynchronous functions need promises inside the engine; nothing ever settles them.
-    delete global.Promise;
-  }
-
   // ---- Errors ----
 
   const MESSAGE_LENGTH_MAX = 2000;
 
-  // What an exception means: `memory`, `stop` (with `error` and `reason`) or `drop` (with `message`).
+  // What an exception means: `memory`, `stop` (with `error` and `reason`), or that the document is dropped
+  // (`message`), unless it is `ambiguous`: memory or not.
   function judge(e) {
     try {
       if (e === 'fatal_error') {
         return { stop: true, error: 'map_runtime_error', reason: "function raised 'fatal_error'" };
       }
       if (isOutOfMemory(e)) return { memory: true };
+      if (e === null) return { ambiguous: !nullIsThrown, message: 'null' };
       if (typeof e === 'object') {
         if (arrayTest(e) && e[0] === 'fatal') {
           return { stop: true, error: wellFormed(text(e[1])), reason: describe(e[2]) };
@@ -159,15 +49,24 @@
       }
     } catch (second) {
       if (isOutOfMemory(second)) return { memory: true };
+      if (second === null) return { ambiguous: !nullIsThrown, message: 'null' };
     }
     return { message: describe(e) };
   }
 
+  // The engine throws null when it cannot allocate the exception, and functions may throw it. Rust finds out
+  // which and says by `trustNull` that the next one is a function's.
+  let nullIsThrown = false;
+  let nullSeen = false;
+
+  function trustNull(trusted) {
+    nullIsThrown = trusted;
+  }
+
   function isOutOfMemory(e) {
-    // The engine throws null when it cannot allocate the exception.
-    if (e === null) return true;
+    if (e === null) nullSeen = true;
     try {
-      return typeof e === 'object' && e.name === 'InternalError' && e.message === 'out of memory';
+      return errorTest(e) && e.name === 'InternalError' && e.message === 'out of memory';
     } catch (_) {
       return false;
     }
@@ -201,13 +100,17 @@
     }
   }
 
-  // `respond` for an entry point: the JSON text of its result, or of the failure.
+  // `respond` for an entry point: the JSON text of its result, or of the failure. It ends in "ambiguous" if
+  // null was thrown, for then memory may have run out.
   function respond(work) {
+    nullSeen = false;
     try {
-      return stringify(work());
+      return stringifyCounted(work(), stringify);
     } catch (e) {
       try {
-        return stringify(failure(e));
+        const answer = failure(e);
+        if (nullSeen) answer[answer.length] = 'ambiguous';
+        return stringify(answer);
       } catch (second) {
         return stringify(isOutOfMemory(second) ? ['memory'] : ['error', 'unnamed_error', null]);
       }
@@ -348,6 +251,7 @@
   // Spins until the next interrupt in this file's realm (-1) or in a function's. The engine's counter of that
   // realm then has its initial value.
   function spin(index) {
+    forgive();
     if (index < 0) for (;;);
     realms[index].spin();
   }
@@ -435,7 +339,8 @@
     realms[index].fun = null;
   }
 
-  // Runs up to `segments` segments. Returns 0, or 1 if memory ran out in the segment after the committed ones.
+  // Runs up to `segments` segments. Returns 0; or 1 if memory ran out in the segment after the committed ones,
+  // 2 if null was thrown in it.
   function run(segments) {
     const functionCount = realms.length;
     const end = counts.length + segments;
@@ -461,9 +366,7 @@
             counts[counts.length] = rowsEnd - rowsKept;
             rowsKept = rowsEnd;
           } else {
-            const pairs = [];
-            for (let i = rowsKept; i < rowsEnd; i += 2) pairs[pairs.length] = [rows[i], rows[i + 1]];
-            const line = stringify(pairs);
+            const line = stringifyPairs(rows, rowsKept, rowsEnd);
             texts[texts.length] = line;
             textsLength += line.length;
             counts[counts.length] = SERIALISED;
@@ -471,6 +374,7 @@
         } catch (e) {
           const verdict = judge(e);
           if (verdict.memory) return 1;
+          if (verdict.ambiguous) return 2;
           const message = stringify(verdict.stop ? [verdict.error, verdict.reason] : [verdict.message]);
           messages[messages.length] = message;
           if (verdict.stop) realms[functionIndex].fun = null;
@@ -509,14 +413,16 @@
 
   // ---- Reduce ----
 
-  function reduce(index, keys, values, rereduce) {
+  // Without keys the values are reductions.
+  function reduce(index, keys, values) {
     return respond(() => {
       let result = null;
       try {
-        result = realms[index].fun(keys, values, rereduce);
+        result = realms[index].fun(keys, values, keys === null);
       } catch (e) {
         const verdict = judge(e);
         if (verdict.memory) return ['memory'];
+        if (verdict.ambiguous) return ['ambiguous'];
         if (verdict.stop) return ['error', verdict.error, verdict.reason];
         log('function raised exception ' + verdict.message);
       }
@@ -590,8 +496,8 @@
       try {
         apply(realms[index].fun, design, [document, previous, user, security]);
       } catch (e) {
-        if (e !== null && e !== undefined && ((e.name && e.stack) || isOutOfMemory(e))) throw e;
-        return ['refused', e];
+        if (isOutOfMemory(e) || (e !== null && e !== undefined && e.name && e.stack)) throw e;
+        return nullSeen ? ['refused', e, 'ambiguous'] : ['refused', e];
       }
       return ['ok'];
     });
@@ -865,7 +771,7 @@
   limitBuiltins(globalThis);
 
   return freezeOne({
-    addRealm, addFunction, spin, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,
+    addRealm, addFunction, spin, trustNull, begin, setFreezing, retire, run, skip, report, reduce, takeLogs,
     setDesign, source, filter, filterView, validate, update, show, list, rewrite,
   });
 })

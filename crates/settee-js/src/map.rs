@@ -26,6 +26,9 @@ const CHUNK_DOCUMENTS_MAX: usize = 1000;
 /// Segments that one call into the engine may run.
 const SEGMENTS_MAX: u32 = u32::MAX >> 2;
 
+/// What `run` of `loop.js` returns if null was thrown.
+const RAN_INTO_NULL: u32 = 2;
+
 /// Codes of `loop.js` for segments without rows of primitive values.
 const SERIALISED: i64 = -1;
 const DROPPED: i64 = -2;
@@ -177,7 +180,11 @@ impl MapContext {
             let taken = self.try_take(batch).is_ok();
             match ran {
                 Ok(0) if taken => (),
-                Err(Failure::Ticks) if taken => self.run_again(batch)?,
+                // What was committed is in `batch`, so there is a segment left.
+                Ok(RAN_INTO_NULL) | Err(Failure::Ticks) if taken => {
+                    let document = documents[(batch.segments.len() - first) / functions];
+                    parsed = self.run_again(document, false, batch)?;
+                }
                 // If what was committed is lost, it runs again too.
                 Ok(_) | Err(_) => {
                     self.engine = None;
@@ -246,33 +253,46 @@ impl MapContext {
             // Else once more, in a new engine.
             return Ok(());
         }
-        self.run_again(batch)
+        self.run_again(document, fresh, batch).map(|_| ())
     }
 
-    /// Runs the segment at hand with all ticks. What it fails with is the function's own fault.
-    fn run_again(&mut self, batch: &mut MapBatch) -> Result<(), Error> {
+    /// Runs the segment at hand, of `document`, with all ticks. What it fails with is the function's own
+    /// fault, but for memory in an engine that is not `fresh`: then it runs once more, in a new one. Returns
+    /// whether the engine is at the next segment.
+    fn run_again(&mut self, document: &[u8], fresh: bool, batch: &mut MapBatch) -> Result<bool, Error> {
         let function = batch.segments.len() % self.functions.len();
         let limits = self.limits;
         let engine = self.engine()?;
-        internal(engine, engine.align(function))?;
-        let ran = engine.call::<_, u32>(limits.ticks, "run", (1u32,));
+        let mut null_count = 0;
+        let ran = engine.settle_null(function, |engine| {
+            let code = engine.call::<_, u32>(limits.ticks, "run", (1u32,))?;
+            null_count += u32::from(code == RAN_INTO_NULL);
+            Ok((code != RAN_INTO_NULL).then_some(code))
+        });
         if matches!(ran, Err(Failure::Ticks)) {
             internal(engine, engine.call_internal::<_, Value0>("skip", ()))?;
         }
+        let before = batch.segments.len();
         let taken = self.try_take(batch).is_ok();
         match ran {
-            Ok(0) if taken => (),
+            Ok(Some(0)) if taken && (null_count == 0 || batch.ends_with_null()) => Ok(true),
             Err(Failure::Ticks) if taken => {
                 let stop = Stop::Ticks { limit: limits.ticks };
                 self.stopped[function] = true;
                 *batch.segments.last_mut().expect("skip commits a segment") = Segment::Stopped(stop);
+                Ok(true)
             }
             Ok(_) | Err(_) => {
                 self.engine = None;
-                self.stop(function, Stop::Memory { limit: limits.memory_bytes }, batch);
+                batch.segments.truncate(before);
+                if fresh {
+                    self.stop(function, Stop::Memory { limit: limits.memory_bytes }, batch);
+                } else {
+                    self.map_alone(document, function, batch)?;
+                }
+                Ok(false)
             }
         }
-        Ok(())
     }
 
     fn stop(&mut self, function: usize, stop: Stop, batch: &mut MapBatch) {
@@ -323,6 +343,11 @@ impl MapBatch {
     /// What the functions passed to `log`; after 100 messages of a crossing the others are discarded.
     pub fn logs(&self) -> &[String] {
         &self.logs
+    }
+
+    /// Whether the last segment was dropped because null was thrown.
+    fn ends_with_null(&self) -> bool {
+        matches!(self.segments.last(), Some(Segment::Dropped(message)) if message == "null")
     }
 
     /// Adds what `loop.js` reports. None if it is malformed.

@@ -9,6 +9,12 @@ use crate::limits::{FUNCTION_COUNT_MAX, Limits};
 /// Characters up to which a reduction is never too large.
 const REDUCE_SIZE_FREE: usize = 4096;
 
+/// What `loop.js` answers if a function was left with null.
+const AMBIGUOUS: &str = r#"["ambiguous"]"#;
+
+/// What it answers for a reduction that is null.
+const NULL: &str = r#"["ok",null]"#;
+
 /// The reduce functions of one design document, compiled. Not for other design documents or databases.
 ///
 /// Their globals are those of map functions without `emit` and `require`. Keys and values are not frozen.
@@ -95,13 +101,18 @@ impl ReduceContext {
     fn run_once(&self, function: usize, keys: Option<&str>, values: &str) -> Result<String, Error> {
         let engine = self.engine.as_ref().expect("the caller built it");
         let limits = &self.limits;
-        let answer = engine.call_counted(function, |ctx, entry_points| {
-            let keys = ctx.json_parse(keys.unwrap_or("null"))?;
-            let values = ctx.json_parse(values)?;
-            let rereduce = keys.is_null();
-            let reduce: rquickjs::Function = entry_points.get("reduce")?;
-            reduce.call::<_, String>((function as u32, keys, values, rereduce))
-        });
+        let arguments = [keys.unwrap_or("null"), values];
+        let mut answer = engine.call_counted("reduce", function, &arguments);
+        if matches!(&answer, Ok(answer) if answer == AMBIGUOUS) {
+            let mut null_count = 0;
+            let settled = engine.settle_null(function, |engine| {
+                let answer = engine.call_json("reduce", function, &arguments)?;
+                let usable = answer != AMBIGUOUS && (null_count == 0 || answer == NULL);
+                null_count += u32::from(!usable);
+                Ok(usable.then_some(answer))
+            });
+            answer = settled.and_then(|answer| answer.ok_or(Failure::Memory));
+        }
         let answer = match answer {
             Ok(answer) => answer,
             // Only the arguments are parsed outside of the entry point, which raises nothing.

@@ -251,6 +251,30 @@ fn a_list_ends_early_when_its_receiver_is_gone_or_it_raises() {
 }
 
 #[test]
+fn a_thrown_null_is_an_exception_and_the_context_stays_usable() {
+    // The second time null is thrown for want of memory, which free variables occupy.
+    let source = "(function () { var kept = null; return function (doc) {
+                  if (doc.full) for (;;) kept = {a: kept}; if (doc.bad) throw null; return true; }; })()";
+    let mut d = DesignContext::new(
+        &serde_json::json!({"_id": "_design/d", "filters": {"f": source}, "shows": {"f": source},
+                            "validate_doc_update": source})
+        .to_string(),
+        Limits { ticks: 2000, ..QUICK },
+    )
+    .expect("an object");
+    for document in [r#"{"bad":1}"#, r#"{"full":1}"#] {
+        let error = d.filter(&["filters", "f"], &["{}", document], "{}").expect_err(document);
+        assert!(!matches!(error, Error::Engine(_)), "{error}");
+        assert_eq!(d.filter(&["filters", "f"], &["{}"], "{}"), Ok(vec![true]), "{document}");
+        assert!(d.show(&["shows", "f"], document, r#"{"path":[]}"#).is_err());
+        assert!(d.validate(document, "null", "{}", "{}").is_err());
+        assert_eq!(d.validate("{}", "null", "{}", "{}"), Ok(()), "{document}");
+    }
+    let refusal = d.validate(r#"{"bad":1}"#, "null", "{}", "{}").expect_err("null");
+    assert_eq!(refusal, Refusal::Unknown { reason: "null".into() });
+}
+
+#[test]
 fn a_lone_surrogate_is_sent_as_the_replacement_character() {
     let (sent, _, result) = list("function () { send('a\\ud800'); return '\\udc00b'; }", 0, 10);
     assert_eq!(result, Ok(()));

@@ -64,10 +64,52 @@ fn an_offender_stops_alone_whatever_the_batch_size() {
         .map(str::to_owned)
         .collect();
         for batch_size in 1..=documents.len() {
-            let found = outcomes(&functions, &documents, batch_size, QUICK);
+            // Copying costs ticks.
+            let ticks = if reason.ends_with("memory") { 1000 } else { QUICK.ticks };
+            let found = outcomes(&functions, &documents, batch_size, Limits { ticks, ..QUICK });
             assert_eq!(found, expected, "{body} batch_size={batch_size}");
         }
     }
+}
+
+#[test]
+fn a_thrown_null_drops_one_document_whatever_the_batch_size() {
+    let documents = ["{}", r#"{"bad":1}"#, "{}", r#"{"bad":1}"#, "{}"];
+    for body in [
+        "throw null",
+        "emit({toJSON: function () { throw null; }}, 1)",
+        "for (var i = 0; i < 90000; i++); throw null",
+    ] {
+        let thrower = format!("function (doc) {{ emit(0, 0); if (doc.bad) {{ {body} }} }}");
+        let functions = [&*thrower, "function (doc) { emit(1, 1); }"];
+        let expected =
+            ["0:0", "1:1", "dropped null", "1:1", "0:0", "1:1", "dropped null", "1:1", "0:0", "1:1"];
+        for batch_size in [1, 2, 5] {
+            assert_eq!(outcomes(&functions, &documents, batch_size, QUICK), expected, "{body} {batch_size}");
+        }
+    }
+}
+
+#[test]
+fn null_that_the_engine_throws_is_memory() {
+    // Small allocations alone: the exception does not fit either.
+    let list = "var a = null; for (;;) a = {a: a}";
+    let offender = format!("function (doc) {{ if (doc.bad) {{ {list} }} emit(1, 1); }}");
+    let kept = "(function () { var kept = null; return function (doc) {
+                for (var i = 0; i < doc.n; i++) kept = {a: kept}; emit(1, 1); }; })()";
+    let limits = Limits { ticks: 2000, ..QUICK };
+    for batch_size in [1, 3] {
+        let found = outcomes(&[&offender], &["{}", r#"{"bad":1}"#, "{}"], batch_size, limits);
+        assert_eq!(found, ["1:1", "stopped function exceeded 8388608 bytes of memory", "skipped"]);
+        // Free variables that fill the memory are lost with the engine, and the function goes on.
+        let found = outcomes(&[kept], &[r#"{"n":30000}"#; 12], batch_size, limits);
+        assert_eq!(found, ["1:1"; 12]);
+    }
+    let reduce = format!("function (k, v) {{ if (v[0] === 0) throw null; {list} }}");
+    let mut context = ReduceContext::new(&[&reduce], limits).expect("compiles");
+    assert_eq!(context.rereduce(0, "[0]").as_deref(), Ok("null"));
+    assert_eq!(context.rereduce(0, "[1]"), Err(Stop::Memory { limit: 8 << 20 }.into()));
+    assert_eq!(context.rereduce(0, "[0]").as_deref(), Ok("null"));
 }
 
 #[test]
@@ -147,6 +189,139 @@ fn built_ins_pay_for_lengths_without_elements() {
 }
 
 #[test]
+fn built_ins_pay_for_the_data_that_they_work_on() {
+    for body in [
+        "'\\u0301\\u0327'.repeat(100000).normalize('NFD')",
+        "'\\u0301\\u0327'.repeat(100000).localeCompare('x')",
+        "'x'.localeCompare('\\u0301\\u0327'.repeat(100000))",
+        "doc.s.indexOf(doc.s.slice(5e4) + 'y')",
+        "doc.s.lastIndexOf('y' + doc.s.slice(5e4))",
+        "doc.s.includes(doc.s.slice(5e4) + 'y')",
+        "doc.s.split(doc.s.slice(5e4) + 'y')",
+        "doc.s.replace(doc.s.slice(5e4) + 'y', '')",
+        "doc.s.replaceAll(doc.s.slice(5e4) + 'y', '')",
+        "String.prototype.indexOf.call({toString: function () { return doc.s; }}, doc.s.slice(5e4) + 'y')",
+        "for (var i = 0; i < 9; i++) doc.s.split('')",
+        "for (var i = 0; i < 9; i++) doc.s.toUpperCase()",
+        "for (var i = 0; i < 9; i++) [...doc.s]",
+        "for (var i = 0; i < 9; i++) /y/.exec(doc.s)",
+        "for (var i = 0; i < 9; i++) /y/.test(doc.s)",
+        "for (var i = 0; i < 9; i++) doc.s.search(/y/)",
+        "for (var i = 0; i < 9; i++) doc.s.replace(/x/g, 'y')",
+        "for (var i = 0; i < 99; i++) doc.s.indexOf('y')",
+        "for (var i = 0; i < 99; i++) doc.s.slice(1)",
+        "for (var i = 0; i < 99; i++) 'x'.repeat(1e5)",
+        "for (var i = 0; i < 9; i++) encodeURIComponent(doc.s)",
+        "for (var i = 0; i < 9; i++) JSON.parse('\"' + doc.s + '\"')",
+        "for (var i = 0; i < 99999; i++) 'abc,def'.split(',')",
+        "var a = {}; for (var i = 0; i < 26; i++) a = {x: a, y: a}; emit(a)",
+        "var a = {}; for (var i = 0; i < 26; i++) a = {x: a, y: a}; emit({toJSON: function () { return a; }})",
+        "var a = {}; for (var i = 0; i < 26; i++) a = {x: a, y: a}; JSON.stringify(a)",
+        "var a = {}; for (var i = 0; i < 26; i++) a = {x: a, y: a}; JSON.stringify(a, ['x', 'y'])",
+        "var a = []; for (var i = 0; i < 26; i++) a = [a, a]; JSON.stringify(a)",
+        "var a = []; for (var i = 0; i < 26; i++) a = [a, a]; String(a)",
+    ] {
+        let f = format!("function (doc) {{ {body} }}");
+        let document = format!(r#"{{"s":"{}"}}"#, "x".repeat(100_000));
+        let begin = std::time::Instant::now();
+        let found = outcomes(&[&f], &[&document], 1, QUICK).remove(0);
+        assert_eq!(found, "stopped function exceeded 20 ticks", "{body}");
+        // Without payment each takes minutes, or it ends and the function is not stopped.
+        assert!(begin.elapsed().as_secs() < 20, "{body}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn work_on_long_texts_and_arrays_is_not_stopped() {
+    for (body, value) in [
+        ("var i = -1, n = 0; while ((i = s.indexOf(',', i + 1)) >= 0) n++; emit(n, 1)", "100000:1"),
+        ("emit(s.split(/,/).length, s.replace(/,/g, ';').length)", "100001:400000"),
+        (
+            "var n = 0; s.split(',').forEach(function (w) { n += w.toUpperCase().trim().length; }); emit(n, 1)",
+            "300000:1",
+        ),
+        (
+            "var n = 0; for (var i = 0; i < 200; i++) n += s.includes('keyword' + i) ? 1 : 0; emit(n, 1)",
+            "0:1",
+        ),
+        (
+            "var a = []; for (var i = 0; i < 100000; i++) a.push(i); while (a.length > 10) a.pop(); emit(a.length, 1)",
+            "10:1",
+        ),
+        (
+            "var a = []; for (var i = 0; i < 20000; i++) a[i] = {x: i}; emit(1, JSON.stringify(a).length)",
+            "1:228891",
+        ),
+        ("var r = /a/g, n = 0; while (r.exec(s)) n++; emit(n, 1)", "100000:1"),
+        ("emit(s.normalize('NFC').length, 'e\\u0301'.repeat(1e5).normalize().length)", "400000:100000"),
+    ] {
+        let f = format!("function (doc) {{ var s = 'abc,'.repeat(100000); {body}; }}");
+        assert_eq!(outcomes(&[&f], &["{}"], 1, Limits::default()), [value], "{body}");
+    }
+}
+
+#[test]
+fn replaced_built_ins_answer_as_the_engines() {
+    for (expression, value) in [
+        (
+            "['abcabc'.indexOf('c', 3), 'abc'.indexOf(''), 'abc'.lastIndexOf('a'), 'abcab'.lastIndexOf('b', 3)]",
+            "[5,0,0,1]",
+        ),
+        (
+            "['undefined'.indexOf(), 'abc'.includes('bc'), 'abc'.includes('a', 1), '1,2'.split()]",
+            r#"[0,true,false,["1,2"]]"#,
+        ),
+        (
+            "['a,b,c'.split(',', 2), 'ab'.split(''), 'a1b'.split(/[0-9]/), 'aXbX'.replace('X', '$&$&')]",
+            r#"[["a","b"],["a","b"],["a","b"],"aXXbX"]"#,
+        ),
+        (
+            "['aXbX'.replaceAll('X', function (m, i) { return i; }), 'aXb'.replace(/x/i, '-')]",
+            r#"["a1b3","a-b"]"#,
+        ),
+        (
+            "['abc'.slice(-2), 'abc'.substr(1), 'a'.concat('b', 'c', 1), 'a'.padEnd(3, 'xy'), 'ab'.repeat(2)]",
+            r#"["bc","bc","abc1","axy","abab"]"#,
+        ),
+        (
+            "[`a${1}${'b'}`, `${doc._id}`, 'a'.concat(), `${'abc'.slice(1)}`]",
+            r#"["a1b","undefined","a","bc"]"#,
+        ),
+        (
+            "['b'.localeCompare('a'), ' a '.trim(), 'aB'.toUpperCase(), 'A'.toLowerCase(), [...'a😀'].length]",
+            r#"[1,"a","AB","a",2]"#,
+        ),
+        (
+            "[/(a)(b)?/.exec('xab').index, /a/.test('b'), 'aba'.match(/a/g), Object.keys({a: 1}), parseInt('12', 3)]",
+            r#"[1,false,["a","a"],["a"],5]"#,
+        ),
+        (
+            "[''.split.name, ''.indexOf.length, encodeURIComponent('é'), JSON.parse('[1]', function (k, v) { return v; })]",
+            r#"["split",1,"%C3%A9",[1]]"#,
+        ),
+        (
+            "[JSON.stringify([1, undefined, NaN, 'x']), JSON.stringify({a: [1]}, null, 1), JSON.stringify({a: 1, b: 2}, ['b'])]",
+            r#"["[1,null,null,\"x\"]","{\n \"a\": [\n  1\n ]\n}","{\"b\":2}"]"#,
+        ),
+        (
+            "[JSON.stringify(undefined) === undefined, JSON.stringify(new Date(0)), JSON.stringify([[]], null, '-')]",
+            r#"[true,"\"1970-01-01T00:00:00.000Z\"","[\n-[]\n]"]"#,
+        ),
+        (
+            "[Array.from({length: 2}, function (v, i) { return i; }), Array.from('ab'), Array.from(new Set([1]))]",
+            r#"[[0,1],["a","b"],[1]]"#,
+        ),
+        (
+            "['x', 'constructor'].map(function (n) { try { return 'a'.includes(/a/) } catch (e) { return e.name; } })",
+            r#"["TypeError","TypeError"]"#,
+        ),
+    ] {
+        let f = format!("function (doc) {{ emit({expression}, 0); }}");
+        assert_eq!(outcomes(&[&f], &["{}"], 1, Limits::default()), [format!("{value}:0")], "{expression}");
+    }
+}
+
+#[test]
 fn a_loop_at_the_default_limit_ends_in_seconds() {
     let begin = std::time::Instant::now();
     let f = "function (doc) { for (;;); }";
@@ -222,12 +397,13 @@ fn reductions_follow_couchdb() {
         "function () { var a = []; for (;;) a.push('x'.repeat(100000) + a.length); }",
         "function () { return typeof require + typeof emit; }",
     ];
-    let mut context = ReduceContext::new(&sources, QUICK).expect("compiles");
+    let limits = Limits { ticks: 1000, ..QUICK };
+    let mut context = ReduceContext::new(&sources, limits).expect("compiles");
     assert_eq!(context.reduce(0, r#"[["a","id"]]"#, "[2]"), Ok(r#"[[["a","id"]],2,false]"#.to_owned()));
     assert_eq!(context.rereduce(0, "[2,3]"), Ok("[null,5,true]".to_owned()));
     assert_eq!(context.rereduce(1, "[]"), Ok("null".to_owned()));
     assert_eq!(context.rereduce(2, "[]"), Ok("null".to_owned()));
-    assert_eq!(context.rereduce(3, "[]"), Err(Stop::Ticks { limit: 20 }.into()));
+    assert_eq!(context.rereduce(3, "[]"), Err(Stop::Ticks { limit: 1000 }.into()));
     assert_eq!(context.rereduce(4, "[]").map_err(|e| e.error().to_owned()), Err("map_runtime_error".into()));
     assert_eq!(context.rereduce(6, "[]"), Err(Stop::Memory { limit: 8 << 20 }.into()));
     assert_eq!(context.rereduce(7, "[]"), Ok(r#""undefinedundefined""#.to_owned()));

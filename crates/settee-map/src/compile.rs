@@ -43,6 +43,9 @@ const HELPERS_MAX: usize = 4;
 /// Nesting of brackets in a source, which costs the parser most of its stack.
 const BRACKETS_MAX: usize = 200;
 
+/// Global names that no declaration may redefine: the engine takes a named function for one.
+const CONSTANT_GLOBALS: [&str; 3] = ["undefined", "NaN", "Infinity"];
+
 impl Plan {
     /// Compiles a map function's source, if it lies in the subset. Blocks for some tens of microseconds: the source
     /// is parsed in a thread with a stack of its own size, since the parser recurses.
@@ -101,7 +104,13 @@ fn parse_here<T>(
     if !parsed.program.directives.is_empty() {
         return outside(parsed.program.span, "a directive");
     }
-    compile(&text, &statement.expression)
+    match &statement.expression {
+        // The source could close the parenthesis itself: `a)=>emit(a`.
+        ast::Expression::ParenthesizedExpression(whole) if whole.span == parsed.program.span => {
+            compile(&text, &whole.expression)
+        }
+        other => outside(other.span(), "source that isn't one function"),
+    }
 }
 
 /// How deep brackets are nested; those in strings and comments count too.
@@ -143,6 +152,9 @@ impl Compiler<'_> {
             ast::Expression::FunctionExpression(function) => {
                 self.check_function(function)?;
                 let own_name = function.id.as_ref().map(|id| id.name.as_str());
+                if own_name.is_some_and(|name| CONSTANT_GLOBALS.contains(&name)) {
+                    return outside(function.span, "a function with the name of a constant");
+                }
                 self.function(None, own_name, &function.params, Body::of(function)?).map(|_| ())
             }
             ast::Expression::ArrowFunctionExpression(function) => {

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -44,6 +45,16 @@ impl<R: Reduction> Root<R> {
     /// The `seq` it was committed with; 0 if it isn't committed.
     pub fn seq(&self) -> u64 {
         self.state.committed.get().map_or(0, |committed| committed.seq)
+    }
+
+    /// Whether a read of any root of this handle of the tree found damage, or [`Root::report_damage`] was called.
+    pub fn found_damage(&self) -> bool {
+        self.shared.found_damage.load(Ordering::Relaxed)
+    }
+
+    /// Records that an entry isn't what the caller once put: see [`Root::found_damage`].
+    pub fn report_damage(&self) {
+        self.shared.found_damage.store(true, Ordering::Relaxed);
     }
 
     /// Number of entries.

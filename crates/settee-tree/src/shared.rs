@@ -5,7 +5,7 @@
 //! 2. A node's level is one less than its parent's, so every descent ends.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -30,6 +30,8 @@ pub(crate) struct Shared<R: Reduction> {
     /// Offset behind the last byte in the file, including writes in flight.
     end: AtomicU64,
     node_read_count: AtomicU64,
+    /// Whether a read found damage.
+    pub(crate) found_damage: AtomicBool,
     newest: Mutex<Newest<R>>,
 }
 
@@ -127,6 +129,7 @@ impl<R: Reduction> Shared<R> {
             seed: Seed::new(&incarnation),
             end: AtomicU64::new(end),
             node_read_count: AtomicU64::new(0),
+            found_damage: AtomicBool::new(false),
             newest: Mutex::new(Newest { root: empty.clone(), committed: empty }),
         }
     }
@@ -153,6 +156,7 @@ impl<R: Reduction> Shared<R> {
     }
 
     pub(crate) fn damaged(&self, offset: u64, what: &'static str) -> TreeError {
+        self.found_damage.store(true, Ordering::Relaxed);
         TreeError::Damaged(Damage { path: self.path(), offset, what })
     }
 

@@ -172,6 +172,11 @@ impl<R: Reduction> Tree<R> {
         self.shared.node_read_count()
     }
 
+    /// Whether updates and commits are refused, after a failed write or sync. Waits for the one in progress.
+    pub async fn is_stopped(&self) -> bool {
+        self.writer.lock().await.stopped.is_some()
+    }
+
     /// Whether a root slot held neither a root nor zeros when the tree was opened: after a commit interrupted
     /// by a crash, or damage.
     pub fn is_torn(&self) -> bool {

@@ -1,16 +1,17 @@
 //! Building: brings the indexes of a design document up to the database's state.
 //!
 //! One scan over the changes reads the documents with their bodies, in the order of the log. Groups of them are
-//! mapped in parallel by background tasks; what they emit is collected, sorted, and merged into each index in one
-//! update. After each merge the index has all changes up to some `Seq`, so that a build continues there after a
+//! mapped in parallel by background tasks, in batches that are small where documents emit much; what they emit is
+//! collected, sorted, and merged into each index in one update. After each merge the index has all changes up to some `Seq`, so that a build continues there after a
 //! crash, and readers may read what has been built.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use settee_doc::{Database, DocumentRow, Extras, Seq, Snapshot, Winner};
+use settee_doc::{Database, DocumentRow, Extras, Revision, Seq, Snapshot, Winner};
 use settee_io::Env;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
 use crate::design::Design;
 use crate::error::{Result, ViewError};
@@ -27,6 +28,15 @@ const GROUP_BYTES_MAX: usize = 512 << 10;
 /// Groups that are being mapped, or wait for being merged.
 const GROUPS_IN_FLIGHT_MAX: usize = 4;
 
+/// Mapped batches of a group that wait for being taken.
+const BATCHES_WAITING_MAX: usize = 1;
+
+/// Documents of a group that are mapped at once at first.
+const BATCH_COUNT_FIRST: usize = 8;
+
+/// Bytes of mapped rows below which the next batch is twice as large, and four times that above which it is half.
+const BATCH_OUTPUT_BYTES: usize = 512 << 10;
+
 /// Number of log lines about exceptions of a build's map functions.
 const LOGGED_MAX: u64 = 20;
 
@@ -40,6 +50,45 @@ pub(crate) struct Build {
     pub(crate) progress: Arc<Progress>,
     /// Bytes of mapped rows, and keys, that are merged at once.
     pub(crate) merge_bytes: usize,
+    /// The design document's revision.
+    pub(crate) revision: Revision,
+    /// Requests that wait for the build.
+    pub(crate) waiting: Arc<AtomicU64>,
+    /// Documents of the next batch: small while documents emit much, so that their rows are handed over early.
+    pub(crate) batch_count: Arc<BatchCount>,
+}
+
+/// The number of documents of a group that are mapped at once.
+#[derive(Debug)]
+pub(crate) struct BatchCount(AtomicUsize);
+
+impl Default for BatchCount {
+    fn default() -> BatchCount {
+        BatchCount(AtomicUsize::new(BATCH_COUNT_FIRST))
+    }
+}
+
+impl BatchCount {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Takes what a batch emitted.
+    fn adjust(&self, count: usize, bytes: usize) {
+        let next = match bytes {
+            _ if bytes < BATCH_OUTPUT_BYTES && count >= self.get() => (2 * count).min(GROUP_COUNT_MAX),
+            _ if bytes > 4 * BATCH_OUTPUT_BYTES => (count / 2).max(1),
+            _ => return,
+        };
+        self.0.store(next, Ordering::Relaxed);
+    }
+}
+
+/// A group that is being mapped: its batches, in order.
+struct GroupInFlight {
+    batches: mpsc::Receiver<Result<MappedGroup>>,
+    /// Documents that weren't received yet.
+    left: u64,
 }
 
 /// A document to be mapped. Without text it is deleted, or isn't mapped.
@@ -49,7 +98,7 @@ struct Input {
     json: Option<Vec<u8>>,
 }
 
-/// What a group's documents emit, for each index.
+/// What some documents of a group emit, for each index.
 struct MappedGroup {
     last_seq: Seq,
     count: u64,
@@ -70,7 +119,7 @@ impl Build {
         let mut building: Vec<Option<Building<'_>>> = self.indexes.iter().map(|_| None).collect();
         for index in order {
             if self.indexes[index].failure().is_none() {
-                building[index] = Some(self.indexes[index].begin().await);
+                building[index] = Some(self.indexes[index].begin().await?);
             }
         }
         let snapshot = self.database.snapshot();
@@ -80,59 +129,34 @@ impl Build {
         if since >= target {
             return Ok(());
         }
-        self.progress.begin(snapshot.pending(since).await?);
+        let _running = self.progress.begin(snapshot.pending(since).await?);
         let mut run = Run { build: self, building, pending: Vec::new(), pending_bytes: 0, logged: 0 };
         run.pending = self.indexes.iter().map(|_| Vec::new()).collect();
-        let built = run.scan(&snapshot, since, target).await;
-        self.progress.end();
-        built
+        run.scan(&snapshot, since, target).await
     }
 
-    /// Removes, or makes anew, the rows of purged documents.
+    /// Removes the rows of purged documents. If a purge left revisions of a document, it has a new `Seq`, so that the
+    /// scan maps it again.
     async fn take_purges(&self, snapshot: &Snapshot, building: &mut [Option<Building<'_>>]) -> Result<()> {
-        let newest = self.database.info().purge_seq;
-        for building in building.iter_mut() {
-            let Some(index) = building else { continue };
+        // As of the snapshot: with a later purge the index would claim what the scan still shows.
+        let newest = snapshot.purge_seq().await?;
+        for index in building.iter_mut().flatten() {
             let (seq, purge_seq) = index.reached();
-            if seq > snapshot.update_seq() {
-                index.reset().await?;
+            let mut documents = Vec::new();
+            let is_ahead = seq > snapshot.update_seq() || purge_seq > newest;
+            if !is_ahead && purge_seq == newest {
                 continue;
             }
-            if purge_seq >= newest {
-                continue;
-            }
-            let mut purges = snapshot.purges(purge_seq);
-            let mut next = purge_seq + 1;
-            let mut ids = Vec::new();
-            while let Some(purge) = purges.next().await? {
-                if purge.number != next {
-                    break;
+            let ids = if is_ahead { None } else { purged_ids(snapshot, purge_seq, newest).await? };
+            match ids {
+                _ if seq == Seq(0) => {}
+                Some(ids) => {
+                    documents.extend(ids.into_iter().map(|id| MappedDocument { id, rows: Vec::new() }));
                 }
-                next += 1;
-                ids.extend(purged_id(&purge.text));
+                // It is ahead of its database, or infos of older purges are gone.
+                None => index.reset().await?,
             }
-            if seq > Seq(0) && next <= newest {
-                // Infos of older purges are gone.
-                index.reset().await?;
-                continue;
-            }
-            ids.sort_unstable();
-            ids.dedup();
-            if seq == Seq(0) {
-                ids.clear();
-            }
-            let mut inputs = Vec::with_capacity(ids.len());
-            for id in ids {
-                let document = snapshot.document_or_deleted(&id).await?;
-                let json = match document {
-                    Some(document) if !document.deleted => Some(self.text(snapshot, document, None).await?),
-                    _ => None,
-                };
-                inputs.push(Input { id, seq, json });
-            }
-            let group = self.map(inputs).await?;
-            let position = self.indexes.iter().position(|own| std::ptr::eq(&**own, index.index()));
-            let documents = position.and_then(|at| group.by_index.into_iter().nth(at)).unwrap_or_default();
+            let (seq, _) = index.reached();
             index.merge(documents, seq, newest).await?;
             index.commit().await?;
         }
@@ -144,17 +168,10 @@ impl Build {
         &self,
         snapshot: &Snapshot,
         document: settee_doc::Document,
-        winner: Option<(bool, Seq)>,
+        (has_conflicts, seq): (bool, Seq),
     ) -> Result<Vec<u8>> {
         let document = snapshot.read_whole(document).await?;
         let mut extras = Extras::default();
-        let (has_conflicts, seq) = match winner {
-            Some(winner) => winner,
-            None => match snapshot.find(&document.id).await? {
-                Some(summary) => (summary.has_conflicts, summary.seq),
-                None => (false, Seq(0)),
-            },
-        };
         if has_conflicts {
             for leaf in snapshot.leaves(&document.id).await?.into_iter().skip(1) {
                 let list = if leaf.deleted { &mut extras.deleted_conflicts } else { &mut extras.conflicts };
@@ -177,22 +194,47 @@ impl Build {
             return Ok(Input { id, seq, json: None });
         }
         let document = snapshot.read_winner(&id, winner).await?;
-        let json = Some(self.text(snapshot, document, Some((has_conflicts, seq))).await?);
+        let json = Some(self.text(snapshot, document, (has_conflicts, seq)).await?);
         Ok(Input { id, seq, json })
     }
 
     /// Maps documents in a background task.
-    async fn map(&self, inputs: Vec<Input>) -> Result<MappedGroup> {
-        self.start_mapping(inputs).await.map_err(|_| ViewError::damaged("a build was aborted"))?
+    fn start_mapping(&self, inputs: Vec<Input>) -> GroupInFlight {
+        let (sender, batches) = mpsc::channel(BATCHES_WAITING_MAX);
+        let left = inputs.len() as u64;
+        let (mappers, design) = (self.mappers.clone(), self.design.clone());
+        let batch_count = self.batch_count.clone();
+        self.env.spawn_background("view map", async move {
+            let mut inputs = VecDeque::from(inputs);
+            while !inputs.is_empty() {
+                let count = batch_count.get().min(inputs.len());
+                let mapped = map_group(&mappers, &design, inputs.drain(..count).collect());
+                if let Ok(mapped) = &mapped {
+                    batch_count.adjust(count, mapped.bytes());
+                }
+                let has_failed = mapped.is_err();
+                if sender.send(mapped).await.is_err() || has_failed {
+                    break;
+                }
+            }
+        });
+        GroupInFlight { batches, left }
     }
 
-    fn start_mapping(&self, inputs: Vec<Input>) -> oneshot::Receiver<Result<MappedGroup>> {
-        let (sender, done) = oneshot::channel();
-        let (mappers, design) = (self.mappers.clone(), self.design.clone());
-        self.env.spawn_background("view map", async move {
-            drop(sender.send(map_group(&mappers, &design, inputs)));
-        });
-        done
+    /// Whether the design document was edited or deleted since, and nobody waits for the build.
+    async fn is_obsolete(&self) -> Result<bool> {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return Ok(false);
+        }
+        let present = self.database.snapshot().find(&self.design.id).await?;
+        Ok(present.is_none_or(|present| present.deleted || present.revision != self.revision))
+    }
+}
+
+impl MappedGroup {
+    /// Size in memory, roughly, in bytes.
+    fn bytes(&self) -> usize {
+        self.by_index.iter().flatten().map(MappedDocument::bytes).sum()
     }
 }
 
@@ -245,7 +287,7 @@ struct Run<'a> {
 impl Run<'_> {
     async fn scan(&mut self, snapshot: &Snapshot, since: Seq, target: Seq) -> Result<()> {
         let mut documents = snapshot.read_ahead(snapshot.changes(since, false), u64::MAX, None);
-        let mut in_flight: VecDeque<oneshot::Receiver<Result<MappedGroup>>> = VecDeque::new();
+        let mut in_flight: VecDeque<GroupInFlight> = VecDeque::new();
         let mut inputs: Vec<Input> = Vec::new();
         let mut input_bytes = 0;
         let mut is_end = false;
@@ -265,12 +307,29 @@ impl Run<'_> {
                 in_flight.push_back(self.build.start_mapping(std::mem::take(&mut inputs)));
             }
             while in_flight.len() >= GROUPS_IN_FLIGHT_MAX || is_end && !in_flight.is_empty() {
-                let next = in_flight.pop_front().expect("it isn't empty");
-                let group = next.await.map_err(|_| ViewError::damaged("a build was aborted"))??;
-                self.take(group).await?;
+                let mut group = in_flight.pop_front().expect("it isn't empty");
+                let last_seq = self.take_group(&mut group).await?;
+                if self.build.is_obsolete().await? {
+                    self.flush(last_seq).await?;
+                    return Err(ViewError::not_found("the design document was changed"));
+                }
             }
         }
         self.flush(target).await
+    }
+
+    /// Takes all batches of a group; returns its last `Seq`.
+    async fn take_group(&mut self, group: &mut GroupInFlight) -> Result<Seq> {
+        loop {
+            let aborted = || ViewError::damaged("a build was aborted");
+            let batch = group.batches.recv().await.ok_or_else(aborted)??;
+            let last_seq = batch.last_seq;
+            group.left = group.left.saturating_sub(batch.count);
+            self.take(batch).await?;
+            if group.left == 0 {
+                return Ok(last_seq);
+            }
+        }
     }
 
     async fn take(&mut self, group: MappedGroup) -> Result<()> {
@@ -314,8 +373,45 @@ impl Run<'_> {
     }
 }
 
+/// The documents of the purges after one, in order and once each; `None` if not all infos are there.
+async fn purged_ids(snapshot: &Snapshot, after: u64, newest: u64) -> Result<Option<BTreeSet<String>>> {
+    let mut purges = snapshot.purges(after);
+    let mut last = after;
+    let mut ids = BTreeSet::new();
+    while let Some(purge) = purges.next().await? {
+        if purge.number != last + 1 {
+            return Ok(None);
+        }
+        last = purge.number;
+        ids.extend(purged_id(&purge.text));
+    }
+    Ok((last == newest).then_some(ids))
+}
+
 /// The document of a purge info.
 fn purged_id(json: &[u8]) -> Option<String> {
     let info: serde_json::Value = serde_json::from_slice(json).ok()?;
     info.get("id")?.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_small_while_documents_emit_much() {
+        let batches = BatchCount::default();
+        assert_eq!(batches.get(), BATCH_COUNT_FIRST);
+        for _ in 0..20 {
+            batches.adjust(batches.get(), 100);
+        }
+        assert_eq!(batches.get(), GROUP_COUNT_MAX);
+        // A group's last documents say nothing of larger batches.
+        batches.adjust(1, 100);
+        assert_eq!(batches.get(), GROUP_COUNT_MAX);
+        for _ in 0..20 {
+            batches.adjust(batches.get(), batches.get() * (4 << 20));
+        }
+        assert_eq!(batches.get(), 1);
+    }
 }

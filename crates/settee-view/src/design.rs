@@ -4,7 +4,13 @@
 //! and the same options are one index, whatever their names, and an edit that leaves a function alone rebuilds
 //! nothing. A reduce function isn't part of an index's identity: it is added to the index.
 
-use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::convert::Infallible;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
 use settee_collate::Collation;
 
 use crate::error::{Result, ViewError};
@@ -94,33 +100,35 @@ impl Design {
     /// `options.partitioned` is false.
     ///
     /// # Errors
-    /// If it isn't JSON. Members of wrong types, which can't be stored, are ignored.
+    /// If it isn't JSON. Members of wrong types, which can't be stored, and those that views don't use are ignored,
+    /// however deep they nest.
     pub fn parse(id: &str, json: &[u8], is_partitioned: bool) -> Result<Design> {
-        let document: Value =
-            serde_json::from_slice(json).map_err(|error| ViewError::damaged(&format!("{id}: {error}")))?;
-        let language = match document.get("language").and_then(Value::as_str) {
+        let malformed = || ViewError::damaged(&format!("{id} isn't a JSON object"));
+        let [language, options, autoupdate, views] =
+            members(json, ["language", "options", "autoupdate", "views"]).ok_or_else(malformed)?;
+        let language = match value_of(language).as_str() {
             None | Some("javascript") => Language::Javascript,
             Some("query") => Language::Query,
             Some(other) => Language::Other(other.to_owned()),
         };
-        let option = |name: &str| document.get("options").and_then(|options| options.get(name));
-        let flag = |name: &str| option(name).and_then(Value::as_bool).unwrap_or(false);
+        let options = object_of(options, ["local_seq", "include_design", "partitioned"]).map(value_of);
+        let [local_seq, include_design, partitioned] = options.map(|value| value.as_bool());
         let mut design = Design {
             id: id.to_owned(),
             views: Vec::new(),
             maps: Vec::new(),
             lib: None,
-            local_seq: flag("local_seq"),
-            include_design: flag("include_design"),
-            is_partitioned: is_partitioned && option("partitioned").and_then(Value::as_bool).unwrap_or(true),
-            autoupdate: document.get("autoupdate").and_then(Value::as_bool).unwrap_or(true),
+            local_seq: local_seq.unwrap_or(false),
+            include_design: include_design.unwrap_or(false),
+            is_partitioned: is_partitioned && partitioned.unwrap_or(true),
+            autoupdate: value_of(autoupdate).as_bool().unwrap_or(true),
             signature: Signature([0; 16]),
             language,
         };
-        let none = Map::new();
-        let views = document.get("views").and_then(Value::as_object).unwrap_or(&none);
-        design.lib = views.get("lib").filter(|lib| lib.is_object()).map(Value::to_string);
-        for (name, view) in views.iter().filter(|(name, _)| *name != "lib") {
+        let views_in_order = all_members(views.unwrap_or("{}"));
+        let lib = views_in_order.iter().find(|(name, value)| name == "lib" && value.starts_with('{'));
+        design.lib = lib.map(|(_, lib)| normal_text(lib));
+        for (name, view) in views_in_order.iter().filter(|(name, _)| name != "lib") {
             design.add_view(name, view);
         }
         let signatures: Vec<u8> = design.maps.iter().flat_map(|map| map.signature.0).collect();
@@ -128,22 +136,26 @@ impl Design {
         Ok(design)
     }
 
-    fn add_view(&mut self, name: &str, view: &Value) {
-        let option = view.get("options").and_then(|options| options.get("collation"));
-        let is_raw = option.and_then(Value::as_str) == Some("raw");
+    fn add_view(&mut self, name: &str, view: &str) {
+        let [map, reduce, options] = object_of(Some(view), ["map", "reduce", "options"]);
+        let [collation] = object_of(options, ["collation"]);
+        let is_raw = value_of(collation).as_str() == Some("raw");
         let collation = if is_raw { Collation::Raw } else { Collation::Unicode };
-        let (source, hashed) = match (&self.language, view.get("map")) {
+        let (source, hashed) = match (&self.language, map) {
             // Its index is made from the whole view, and determined by the map.
-            (Language::Query, Some(map)) => (view.to_string(), map.to_string()),
-            (_, Some(Value::String(source))) => (source.clone(), source.clone()),
-            _ => return,
+            (Language::Query, Some(map)) => (normal_text(view), normal_text(map)),
+            (_, map) => match value_of(map) {
+                Value::String(source) => (source.clone(), source),
+                _ => return,
+            },
         };
         let signature = self.signature_of(&hashed, collation);
         let map = self.maps.iter().position(|map| map.signature == signature).unwrap_or_else(|| {
             self.maps.push(MapDefinition { signature, source, collation });
             self.maps.len() - 1
         });
-        let reduce = view.get("reduce").and_then(Value::as_str).filter(|source| !source.is_empty());
+        let reduce = value_of(reduce);
+        let reduce = reduce.as_str().filter(|source| !source.is_empty());
         // A Mango index's reduce function only counts.
         self.views.push(ViewDefinition { name: name.to_owned(), map, reduce: reduce.map(str::to_owned) });
     }
@@ -191,6 +203,54 @@ impl Design {
     }
 }
 
+/// The texts of an object's members with these names; for duplicates the last one. `None` if it isn't an object.
+fn members<'a, const N: usize>(json: &'a [u8], names: [&str; N]) -> Option<[Option<&'a str>; N]> {
+    let mut found = [None; N];
+    let take = |name: Cow<'_, str>, value: &'a RawValue| {
+        if let Some(index) = names.iter().position(|wanted| name == *wanted) {
+            found[index] = Some(value.get());
+        }
+        Ok::<(), Infallible>(())
+    };
+    settee_doc::each_json_member(json, take).ok()?;
+    Some(found)
+}
+
+/// All members of an object, in order; for duplicates the last one, at the first one's place. None of something that
+/// isn't an object.
+fn all_members(json: &str) -> Vec<(String, &str)> {
+    let mut found: Vec<(String, &str)> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    // An error is that it isn't an object.
+    let _ = settee_doc::each_json_member(json.as_bytes(), |name, value| {
+        let name = name.into_owned();
+        match places.entry(name.clone()) {
+            Entry::Occupied(place) => found[*place.get()].1 = value.get(),
+            Entry::Vacant(place) => {
+                place.insert(found.len());
+                found.push((name, value.get()));
+            }
+        }
+        Ok::<(), Infallible>(())
+    });
+    found
+}
+
+/// As [`members`]; none of something that isn't an object.
+fn object_of<'a, const N: usize>(json: Option<&'a str>, names: [&str; N]) -> [Option<&'a str>; N] {
+    json.and_then(|json| members(json.as_bytes(), names)).unwrap_or([None; N])
+}
+
+/// The value; null for one that is missing or nests too deep.
+fn value_of(json: Option<&str>) -> Value {
+    json.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default()
+}
+
+/// The text without white space, unless it nests too deep.
+fn normal_text(json: &str) -> String {
+    serde_json::from_str(json).map_or_else(|_| json.to_owned(), |value: Value| value.to_string())
+}
+
 fn hash(parts: &[&[u8]]) -> Signature {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -235,6 +295,20 @@ mod tests {
             signatures(serde_json::json!({"views": {"lib": {"x": lib}, "a": {"map": map}}}))
         };
         assert_ne!(requiring("exports.y=1"), requiring("exports.y=2"));
+    }
+
+    #[test]
+    fn members_that_views_do_not_use_may_nest_deep() {
+        let deep = format!("{}1{}", "[".repeat(900), "]".repeat(900));
+        let view = format!(r#"{{"map": "function(doc){{emit(1)}}", "reduce": "_count", "note": {deep}}}"#);
+        let text = format!(
+            r#"{{"other": {deep}, "autoupdate": false, "views": {{"lib": {{"x": {deep}}}, "a": {view}}}}}"#
+        );
+        let design = Design::parse("_design/d", text.as_bytes(), false).unwrap();
+        assert_eq!(design.views.len(), 1);
+        assert_eq!(design.views[0].reduce.as_deref(), Some("_count"));
+        assert!(design.lib.is_some() && !design.autoupdate);
+        assert!(Design::parse("_design/d", b"[]", false).is_err());
     }
 
     #[test]

@@ -66,18 +66,23 @@ impl From<settee_doc::Error> for ViewError {
 
 impl From<TreeError> for ViewError {
     fn from(error: TreeError) -> ViewError {
-        let kind = match &error {
-            TreeError::NoSpace { .. } => settee_doc::ErrorKind::NoSpace,
-            _ => settee_doc::ErrorKind::Internal,
-        };
-        ViewError::storage(kind, error.to_string())
+        match error {
+            TreeError::Io(error) => error.into(),
+            TreeError::NoSpace { .. } => {
+                ViewError::storage(settee_doc::ErrorKind::NoSpace, error.to_string())
+            }
+            _ => ViewError::storage(settee_doc::ErrorKind::Internal, error.to_string()),
+        }
     }
 }
 
 impl From<settee_io::Error> for ViewError {
     fn from(error: settee_io::Error) -> ViewError {
-        let is_full = error.is_no_space();
-        let kind = if is_full { settee_doc::ErrorKind::NoSpace } else { settee_doc::ErrorKind::Internal };
+        let kind = match error.is_no_space() {
+            true => settee_doc::ErrorKind::NoSpace,
+            false if error.is_no_descriptor() => settee_doc::ErrorKind::NoDescriptor,
+            false => settee_doc::ErrorKind::Internal,
+        };
         ViewError::storage(kind, error.to_string())
     }
 }

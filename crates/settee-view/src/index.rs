@@ -1,11 +1,13 @@
 //! An index: its file, its newest state for readers, and why it stopped.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use settee_doc::Seq;
 use settee_tree::Root;
 
-use crate::design::MapDefinition;
+use crate::design::{Design, MapDefinition};
 use crate::error::{Result, ViewError};
 use crate::index_file::{IndexFile, IndexPlace};
 use crate::merge::{MappedDocument, merge};
@@ -18,6 +20,9 @@ pub(crate) struct Index {
     file: tokio::sync::Mutex<IndexFile>,
     current: Mutex<IndexSnapshot>,
     failure: Mutex<Option<ViewError>>,
+    /// The open design documents that have it.
+    users: Mutex<Vec<Weak<Design>>>,
+    is_compacting: AtomicBool,
 }
 
 /// The index's file, while a task builds it.
@@ -34,7 +39,14 @@ impl Index {
     ) -> Result<Index> {
         let file = place.open(reduces).await?;
         let current = Mutex::new(snapshot_of(&file, file.tree.root()));
-        Ok(Index { definition, file: tokio::sync::Mutex::new(file), current, failure: Mutex::default() })
+        Ok(Index {
+            definition,
+            file: tokio::sync::Mutex::new(file),
+            current,
+            failure: Mutex::default(),
+            users: Mutex::default(),
+            is_compacting: AtomicBool::new(false),
+        })
     }
 
     /// The newest state.
@@ -53,17 +65,63 @@ impl Index {
         *lock(&self.failure) = Some(error);
     }
 
-    /// Waits until nobody else builds it.
-    pub(crate) async fn begin(&self) -> Building<'_> {
-        Building { index: self, file: self.file.lock().await }
+    /// Waits until nobody else builds it. An index whose file is unusable is begun anew.
+    ///
+    /// # Errors
+    /// The system's error, if that isn't possible.
+    pub(crate) async fn begin(&self) -> Result<Building<'_>> {
+        let mut building = Building { index: self, file: self.file.lock().await };
+        if building.file.is_unusable().await {
+            tracing::warn!(
+                index = self.definition.signature.text(),
+                "an index is unusable, and is built anew"
+            );
+            building.reset().await?;
+        }
+        Ok(building)
     }
 
-    /// Whether the index has these reduce functions.
+    /// Registers a design document that has the index: its reduce functions are kept as long as it lives.
+    pub(crate) fn add_user(&self, design: &Arc<Design>) {
+        let mut users = lock(&self.users);
+        users.retain(|user| user.strong_count() > 0);
+        users.push(Arc::downgrade(design));
+    }
+
+    /// The reduce functions that open design documents have.
+    fn needed(&self) -> HashSet<String> {
+        let users: Vec<Arc<Design>> = lock(&self.users).iter().filter_map(Weak::upgrade).collect();
+        let reduces_of = |design: &Arc<Design>| {
+            let map = design.maps.iter().position(|map| map.signature == self.definition.signature);
+            let reduces = map.map(|map| design.reduces_of(map)).unwrap_or_default();
+            reduces.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        users.iter().flat_map(reduces_of).collect()
+    }
+
+    /// The index's reduce functions with `reduces` added, as far as it can have them. If it can't have them all, those
+    /// go that no open design document has.
+    fn extended(&self, own: &[String], reduces: &[&str]) -> Vec<String> {
+        let mut all = own.to_vec();
+        all.extend(
+            reduces.iter().filter(|new| !own.iter().any(|own| own == *new)).map(|new| (*new).to_owned()),
+        );
+        if all.len() > REDUCERS_MAX {
+            let needed = self.needed();
+            all.retain(|reduce| needed.contains(reduce));
+            all.truncate(REDUCERS_MAX);
+        }
+        all
+    }
+
+    /// Whether the index has these reduce functions, as far as it can.
     pub(crate) fn has_reduces(&self, reduces: &[&str]) -> bool {
-        has_all(&lock(&self.current).reduces, reduces)
+        let own = lock(&self.current).reduces.clone();
+        has_all(&own, reduces) || has_all(&own, &as_strs(&self.extended(&own, reduces)))
     }
 
-    /// Adds the reduce functions that the index lacks. The rows are copied, and no document is read.
+    /// Adds the reduce functions that the index lacks, as far as it can have them. The rows are copied, and no document
+    /// is read.
     ///
     /// # Errors
     /// The system's error; the index is unchanged.
@@ -71,37 +129,53 @@ impl Index {
         if self.has_reduces(reduces) {
             return Ok(());
         }
-        let mut building = self.begin().await;
-        let own = &building.file.facts.reduces;
-        if has_all(own, reduces) {
+        let mut building = self.begin().await?;
+        let all = self.extended(&building.file.facts.reduces, reduces);
+        if has_all(&building.file.facts.reduces, &as_strs(&all)) {
             return Ok(());
         }
-        let mut all: Vec<String> = reduces.iter().map(|source| (*source).to_owned()).collect();
-        all.extend(own.iter().filter(|own| !reduces.contains(&own.as_str())).cloned());
-        all.truncate(REDUCERS_MAX);
-        if building.file.tree.root().is_empty() && building.file.facts.seq == 0 {
-            building.file.facts.reduces = all;
-            *building.file = building.file.begin_anew().await?;
-        } else {
-            *building.file = building.file.rewrite(all).await?;
-        }
+        *building.file = match building.file.tree.root().is_empty() && building.file.facts.seq == 0 {
+            true => building.file.begin_anew(all).await?,
+            false => building.file.rewrite(all).await?,
+        };
         building.publish();
         Ok(())
     }
 
-    /// Rewrites the file without garbage.
+    /// Whether [`Index::compact`] waits or runs.
+    pub(crate) fn is_compacting(&self) -> bool {
+        self.is_compacting.load(Ordering::Relaxed)
+    }
+
+    /// Rewrites the file without garbage, and without the reduce functions that no open design document has. Does
+    /// nothing if another task does.
     ///
     /// # Errors
     /// As [`Index::add_reduces`].
     pub(crate) async fn compact(&self) -> Result<()> {
-        let mut building = self.begin().await;
+        if self.is_compacting.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _compacting = Compacting(self);
+        let mut building = self.begin().await?;
         if building.file.facts.seq == 0 {
             return Ok(());
         }
-        let reduces = building.file.facts.reduces.clone();
+        let needed = self.needed();
+        let mut reduces = building.file.facts.reduces.clone();
+        reduces.retain(|reduce| needed.contains(reduce));
         *building.file = building.file.rewrite(reduces).await?;
         building.publish();
         Ok(())
+    }
+}
+
+/// A compaction, which ends on drop.
+struct Compacting<'a>(&'a Index);
+
+impl Drop for Compacting<'_> {
+    fn drop(&mut self) {
+        self.0.is_compacting.store(false, Ordering::Relaxed);
     }
 }
 
@@ -119,7 +193,7 @@ impl Building<'_> {
     /// them; they are durable after [`Building::commit`].
     ///
     /// # Errors
-    /// The tree's; the index is unchanged.
+    /// The tree's; readers see none of it.
     pub(crate) async fn merge(
         &mut self,
         documents: Vec<MappedDocument>,
@@ -136,14 +210,22 @@ impl Building<'_> {
     /// Makes what was merged durable, and rewrites the file if most of it is garbage.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error of the first; one of the rewriting is logged only.
     pub(crate) async fn commit(&mut self) -> Result<()> {
         let root = self.file.tree.root();
         self.file.commit(&root).await?;
         if self.file.has_much_garbage() {
             let reduces = self.file.facts.reduces.clone();
-            *self.file = self.file.rewrite(reduces).await?;
-            self.publish();
+            match self.file.rewrite(reduces).await {
+                Ok(file) => {
+                    *self.file = file;
+                    self.publish();
+                }
+                Err(error) => {
+                    let index = self.index.definition.signature.text();
+                    tracing::warn!(%error, index, "an index can't be rewritten without its garbage");
+                }
+            }
         }
         Ok(())
     }
@@ -153,7 +235,8 @@ impl Building<'_> {
     /// # Errors
     /// The system's error; the index is unchanged.
     pub(crate) async fn reset(&mut self) -> Result<()> {
-        *self.file = self.file.begin_anew().await?;
+        let reduces = self.file.facts.reduces.clone();
+        *self.file = self.file.begin_anew(reduces).await?;
         self.publish();
         Ok(())
     }
@@ -161,6 +244,10 @@ impl Building<'_> {
     fn publish(&self) {
         *lock(&self.index.current) = snapshot_of(&self.file, self.file.tree.root());
     }
+}
+
+fn as_strs(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
 }
 
 fn has_all(own: &[String], reduces: &[&str]) -> bool {
@@ -174,6 +261,7 @@ fn snapshot_of(file: &IndexFile, root: Root<IndexReduction>) -> IndexSnapshot {
         reduces: file.facts.reduces.clone().into(),
         seq: Seq(file.facts.seq),
         purge_seq: file.facts.purge_seq,
+        is_reduced_from_rows: false,
     }
 }
 

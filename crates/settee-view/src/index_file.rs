@@ -1,10 +1,11 @@
 //! The file of an index: a tree of rows, whose attachment says what the rows were made from.
 //!
-//! A file that can't be opened, or that another version of the sort keys made, is begun anew. The rows can be made
-//! again from the documents, so nothing in it is worth a repair.
+//! A damaged file, or one that another version of the sort keys made, is begun anew. The rows can be made again from
+//! the documents, so nothing in it is worth a repair. A file that the system refuses to open stays.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use settee_io::{Env, directory};
 use settee_tree::{NodeCache, Root, Tree, TreeBuilder, TreeError, TreeOptions};
@@ -12,12 +13,13 @@ use settee_tree::{NodeCache, Root, Tree, TreeBuilder, TreeError, TreeOptions};
 use crate::design::Signature;
 use crate::error::{Result, ViewError};
 use crate::reduce::{Functions, IndexReduction, REDUCERS_MAX, Reducer};
+use crate::row::Overflow;
 
 /// The ending of an index file's name: `SIGNATURE.NUMBER.view`.
 const SUFFIX: &str = ".view";
 
 /// Version of the entries' encoding.
-const FORMAT_VERSION: u64 = 1;
+const FORMAT_VERSION: u64 = 2;
 
 /// Target size of a node. Larger than a store's, since rows are read in ranges.
 const NODE_BYTES: usize = 8 << 10;
@@ -71,9 +73,6 @@ impl Facts {
     }
 }
 
-/// Makes the JavaScript functions of an index, by its reduce functions' sources.
-pub(crate) type MakeFunctions = Arc<dyn Fn(&[String]) -> Box<dyn Functions> + Send + Sync>;
-
 /// Where an index is, and how it is opened.
 #[derive(Clone)]
 pub(crate) struct IndexPlace {
@@ -81,7 +80,10 @@ pub(crate) struct IndexPlace {
     pub(crate) directory: PathBuf,
     pub(crate) signature: Signature,
     pub(crate) cache: Arc<NodeCache>,
-    pub(crate) make_functions: MakeFunctions,
+    pub(crate) functions: Arc<dyn Functions>,
+    /// The greatest number of a file of any index: each file of a process has another one, so that two handles of an
+    /// index never remove or replace each other's file.
+    pub(crate) last_number: Arc<AtomicU64>,
 }
 
 /// An open file. One task at a time writes to it.
@@ -91,6 +93,8 @@ pub(crate) struct IndexFile {
     pub(crate) tree: Tree<IndexReduction>,
     pub(crate) reduction: IndexReduction,
     pub(crate) facts: Facts,
+    /// Large values that no row has any more, whose chunks are still to be removed.
+    pub(crate) freed: Vec<Overflow>,
     /// The number of the next commit.
     next_commit: u64,
 }
@@ -100,24 +104,28 @@ impl IndexPlace {
         self.directory.join(format!("{}.{number}{SUFFIX}", self.signature.text()))
     }
 
+    fn next_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     fn options(&self) -> TreeOptions {
         TreeOptions { node_bytes: NODE_BYTES, ..TreeOptions::new(self.cache.clone()) }
     }
 
     fn reduction(&self, reduces: &[String]) -> IndexReduction {
         let reducers = reduces.iter().map(|source| Reducer::parse(source)).collect();
-        IndexReduction::new(reducers, (self.make_functions)(reduces))
+        IndexReduction::new(reducers, self.functions.clone())
     }
 
     /// Opens the newest usable file, or begins one with these reduce functions. The others are removed.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error; no file that may be usable was removed.
     pub(crate) async fn open(&self, reduces: &[&str]) -> Result<IndexFile> {
         directory::create(&*self.env.engine, &self.directory).await?;
         let mut numbers = self.numbers().await?;
         numbers.sort_unstable();
-        let last = numbers.last().copied().unwrap_or(0);
+        self.last_number.fetch_max(numbers.last().copied().unwrap_or(0), Ordering::Relaxed);
         let mut opened = None;
         while let Some(number) = numbers.pop() {
             if opened.is_none() {
@@ -127,10 +135,11 @@ impl IndexPlace {
                         continue;
                     }
                     Ok(None) => {}
-                    Err(error) => {
+                    Err(error @ (TreeError::Damaged(_) | TreeError::OtherFormat { .. })) => {
                         let path = self.path(number);
                         tracing::warn!(%error, path = %path.display(), "an index can't be read, and is built anew");
                     }
+                    Err(error) => return Err(error.into()),
                 }
             }
             self.remove(number).await;
@@ -139,7 +148,7 @@ impl IndexPlace {
             Some(file) => Ok(file),
             None => {
                 let reduces = reduces.iter().take(REDUCERS_MAX).map(|source| (*source).to_owned()).collect();
-                self.create(last + 1, reduces).await
+                self.create(reduces).await
             }
         }
     }
@@ -154,35 +163,47 @@ impl IndexPlace {
         Ok(numbers.collect())
     }
 
-    async fn create(&self, number: u64, reduces: Vec<String>) -> Result<IndexFile> {
+    async fn create(&self, reduces: Vec<String>) -> Result<IndexFile> {
+        let number = self.next_number();
         let facts = Facts { seq: 0, purge_seq: 0, next_overflow: 0, reduces };
         let reduction = self.reduction(&facts.reduces);
         let path = self.path(number);
         let tree = Tree::create(&self.env, &path, self.options(), reduction.clone()).await?;
-        Ok(IndexFile { place: self.clone(), number, tree, reduction, facts, next_commit: 1 })
+        Ok(IndexFile {
+            place: self.clone(),
+            number,
+            tree,
+            reduction,
+            facts,
+            freed: Vec::new(),
+            next_commit: 1,
+        })
     }
 
     /// `None` if it is of another version, or has no root.
-    async fn open_file(&self, number: u64) -> Result<Option<IndexFile>> {
+    async fn open_file(&self, number: u64) -> std::result::Result<Option<IndexFile>, TreeError> {
         let path = self.path(number);
         // The reduce functions are in the attachment: it is read without them first.
         let bare = Tree::open_to_read(&self.env, &path, self.options(), NoSummary).await;
         let bare = match bare {
             Ok(tree) => tree,
             Err(TreeError::NoRoot { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         let (attachment, seq) = (bare.root().attachment().await?, bare.root().seq());
         bare.close().await;
         let Some(facts) = Facts::decode(&attachment) else { return Ok(None) };
         let reduction = self.reduction(&facts.reduces);
         let tree = Tree::open(&self.env, &path, self.options(), reduction.clone()).await?;
-        Ok(Some(IndexFile { place: self.clone(), number, tree, reduction, facts, next_commit: seq + 1 }))
+        let (place, freed) = (self.clone(), Vec::new());
+        Ok(Some(IndexFile { place, number, tree, reduction, facts, freed, next_commit: seq + 1 }))
     }
 
     async fn remove(&self, number: u64) {
         let path = self.path(number);
-        if let Err(error) = directory::remove(&*self.env.engine, &path).await {
+        if let Err(error) = directory::remove(&*self.env.engine, &path).await
+            && !error.is_not_found()
+        {
             tracing::warn!(%error, path = %path.display(), "a file of an index can't be removed");
         }
     }
@@ -209,12 +230,18 @@ impl IndexFile {
         self.tree.file_bytes().saturating_sub(live) > (2 * live).max(GARBAGE_BYTES_MIN)
     }
 
-    /// Begins a new file without rows, and removes the present one. Readers of its roots continue.
+    /// Whether the file can't be read or written any more: a read found damage, or a write or sync failed.
+    pub(crate) async fn is_unusable(&self) -> bool {
+        self.tree.root().found_damage() || self.tree.is_stopped().await
+    }
+
+    /// Begins a new file without rows, with these reduce functions, and removes the present one. Readers of its roots
+    /// continue.
     ///
     /// # Errors
     /// The system's error; the present file remains.
-    pub(crate) async fn begin_anew(&self) -> Result<IndexFile> {
-        let file = self.place.create(self.number + 1, self.facts.reduces.clone()).await?;
+    pub(crate) async fn begin_anew(&self, reduces: Vec<String>) -> Result<IndexFile> {
+        let file = self.place.create(reduces).await?;
         self.place.remove(self.number).await;
         Ok(file)
     }
@@ -226,7 +253,7 @@ impl IndexFile {
     /// The system's error; the present file remains.
     pub(crate) async fn rewrite(&self, reduces: Vec<String>) -> Result<IndexFile> {
         let place = self.place.clone();
-        let number = self.number + 1;
+        let number = place.next_number();
         let (path, reduction) = (place.path(number), place.reduction(&reduces));
         let facts = Facts { reduces, ..self.facts.clone() };
         let rewritten = async {
@@ -244,7 +271,8 @@ impl IndexFile {
         match rewritten.await {
             Ok(tree) => {
                 place.remove(self.number).await;
-                Ok(IndexFile { number, tree, reduction, facts, next_commit: 2, place })
+                let freed = self.freed.clone();
+                Ok(IndexFile { number, tree, reduction, facts, freed, next_commit: 2, place })
             }
             Err(error) => {
                 place.remove(number).await;

@@ -1,10 +1,13 @@
 //! Functions in JavaScript, for indexes.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use settee_io::Env;
 use settee_js::{Kind, Limits, MapContext, Outcome, ReduceContext, check};
 
 use crate::error::{Result, ViewError};
 use crate::mapper::{Mapped, Mapper};
-use crate::reduce::{Functions, ReduceError, Reducer};
+use crate::reduce::{Functions, ReduceError};
 
 /// Map functions of a design document.
 pub(crate) struct JavascriptMapper {
@@ -70,55 +73,65 @@ pub(crate) fn error_of(error: &settee_js::Error) -> ViewError {
     ViewError::function(error.error().to_owned(), error.reason())
 }
 
-/// Reduce functions of an index. The context is made with the first call.
+/// Contexts of reduce functions that are kept for the next call.
+const REDUCE_CONTEXTS_MAX: usize = 16;
+
+/// Calls reduce functions in JavaScript. A call has a context for itself; those of the last calls are kept.
 pub(crate) struct JavascriptReduces {
-    /// By reduce function of the index; `None` for built-in ones.
-    sources: Vec<Option<String>>,
-    contexts: Vec<Option<ReduceContext>>,
+    env: Env,
     limits: Limits,
+    /// Each with its function's source, the most recently used last.
+    idle: Mutex<Vec<(String, ReduceContext)>>,
 }
 
 impl JavascriptReduces {
-    pub(crate) fn new(reduces: &[String], limits: Limits) -> JavascriptReduces {
-        let source = |reduce: &String| match Reducer::parse(reduce) {
-            Reducer::Function(source) => Some(source),
-            _ => None,
-        };
-        let sources: Vec<_> = reduces.iter().map(source).collect();
-        JavascriptReduces { contexts: sources.iter().map(|_| None).collect(), sources, limits }
+    pub(crate) fn new(env: Env, limits: Limits) -> JavascriptReduces {
+        JavascriptReduces { env, limits, idle: Mutex::default() }
     }
 
     fn call(
-        &mut self,
-        function: usize,
+        &self,
+        source: &str,
         call: impl FnOnce(&mut ReduceContext) -> std::result::Result<String, settee_js::Error>,
     ) -> std::result::Result<String, ReduceError> {
-        if self.contexts[function].is_none() {
-            let source = self.sources[function].as_deref().unwrap_or_default();
-            let context = ReduceContext::new(&[source], self.limits).map_err(|error| reduce_error(&error))?;
-            self.contexts[function] = Some(context);
-        }
-        let context = self.contexts[function].as_mut().expect("it was made");
-        let value = call(context).map_err(|error| reduce_error(&error));
+        let mut context = match self.take(source) {
+            Some(context) => context,
+            None => ReduceContext::new(&[source], self.limits).map_err(|error| reduce_error(&error))?,
+        };
+        let value = call(&mut context).map_err(|error| reduce_error(&error));
         for message in context.take_logs() {
             tracing::info!("a reduce function logs: {message}");
         }
+        let mut idle = self.idle();
+        if idle.len() == REDUCE_CONTEXTS_MAX {
+            idle.remove(0);
+        }
+        idle.push((source.to_owned(), context));
         value
+    }
+
+    fn take(&self, source: &str) -> Option<ReduceContext> {
+        let mut idle = self.idle();
+        let place = idle.iter().rposition(|(own, _)| own == source)?;
+        Some(idle.remove(place).1)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<(String, ReduceContext)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Functions for JavascriptReduces {
-    fn reduce(
-        &mut self,
-        function: usize,
-        keys: &str,
-        values: &str,
-    ) -> std::result::Result<String, ReduceError> {
+    fn reduce(&self, function: &str, keys: &str, values: &str) -> std::result::Result<String, ReduceError> {
         self.call(function, |context| context.reduce(0, keys, values))
     }
 
-    fn rereduce(&mut self, function: usize, values: &str) -> std::result::Result<String, ReduceError> {
+    fn rereduce(&self, function: &str, values: &str) -> std::result::Result<String, ReduceError> {
         self.call(function, |context| context.rereduce(0, values))
+    }
+
+    fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
+        self.env.spawn_background("view reduce", async move { work() });
     }
 }
 

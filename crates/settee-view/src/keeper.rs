@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use settee_doc::{Databases, ErrorKind, EventKind};
+use settee_doc::{Database, Databases, ErrorKind, EventKind};
 use tokio::sync::Semaphore;
 
 use crate::error::{Result, ViewError, ViewErrorKind};
@@ -25,6 +25,18 @@ const EVENTS_AT_ONCE: usize = 10_000;
 struct Due {
     waiting: BTreeSet<String>,
     running: BTreeSet<String>,
+}
+
+/// A database whose indexes are being built; also if that panics, it isn't any more on drop.
+struct Running {
+    due: Arc<Mutex<Due>>,
+    name: String,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        lock(&self.due).running.remove(&self.name);
+    }
 }
 
 impl Views {
@@ -66,12 +78,13 @@ impl Views {
             let (views, databases, due, permits) =
                 (self.clone(), databases.clone(), due.clone(), permits.clone());
             databases.env().clone().spawn("keeping views up", async move {
+                let running = Running { due: due.clone(), name: name.clone() };
                 let permit = permits.acquire().await;
                 if let Err(error) = views.build_all(&databases, &name).await {
                     tracing::warn!(database = name, %error, "indexes aren't kept up");
                 }
                 drop(permit);
-                lock(&due).running.remove(&name);
+                drop(running);
                 // Writes meanwhile.
                 if lock(&due).waiting.contains(&name) {
                     views.start_due(&databases, &due, &permits);
@@ -88,20 +101,23 @@ impl Views {
             database => database?,
         };
         for id in self.design_ids(&database).await? {
-            let views = match self.design(&database, &id).await {
-                // It was deleted, or has functions in another language.
-                Err(ViewError { kind: ViewErrorKind::NotFound | ViewErrorKind::Function, .. }) => continue,
-                views => views?,
-            };
-            if !views.design.autoupdate || views.design.views.is_empty() {
-                continue;
-            }
-            match views.build(&database, database.snapshot().update_seq()).await {
+            match self.keep_up_design(&database, &id).await {
                 Err(ViewError { kind: ViewErrorKind::Storage(kind), .. }) if is_gone(kind) => return Ok(()),
-                built => built?,
+                // It was deleted or edited, or has functions in another language or that stop.
+                Ok(()) | Err(ViewError { kind: ViewErrorKind::NotFound | ViewErrorKind::Function, .. }) => {}
+                // The others are kept up nevertheless.
+                Err(error) => tracing::warn!(database = name, design = id, %error, "indexes aren't kept up"),
             }
         }
         Ok(())
+    }
+
+    async fn keep_up_design(&self, database: &Arc<Database>, id: &str) -> Result<()> {
+        let views = self.design(database, id).await?;
+        if !views.design.autoupdate || views.design.views.is_empty() {
+            return Ok(());
+        }
+        views.build_unattended(database, database.snapshot().update_seq()).await
     }
 }
 

@@ -31,7 +31,8 @@ mod views;
 pub use design::{Design, Language, Signature, ViewDefinition};
 pub use error::{Result, ViewError, ViewErrorKind};
 pub use query::{Group, Grouping, Groups, KeyRange, KeySpace, MapRows};
-pub use read::{IndexSnapshot, RowRange, RowScan, ViewRow};
+pub use read::{IndexSnapshot, RowRange, RowScan};
+pub use row::ViewRow;
 pub use views::{BuildTask, DesignInfo, DesignViews, Views, ViewsOptions};
 
 /// Version of the order of keys, as `_info` shows it: an index of another version is built anew.

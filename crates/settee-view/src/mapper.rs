@@ -56,8 +56,8 @@ pub(crate) fn order_rows(
     ordered.collect()
 }
 
-/// Appends what the sort keys of a partition's rows begin with.
+/// Appends what the sort keys of a partition's rows begin with. No partition has a colon in its name.
 pub(crate) fn write_partition(partition: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(partition.as_bytes());
-    out.push(0);
+    out.push(b':');
 }

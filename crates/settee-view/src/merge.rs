@@ -15,6 +15,7 @@ use crate::reduce::IndexReduction;
 use crate::row::{
     EmittedRow, Overflow, VALUE_SIZE_MAX, chunk_key, decode_emitted, decode_emitted_value, emitted_key,
     emitted_value, encode_emitted, encode_overflow, encode_rows, key_part, overflow_of, row_key,
+    row_key_of_part,
 };
 
 /// What a document emits; nothing if it is deleted.
@@ -43,7 +44,7 @@ struct Changes {
 /// is durable before [`IndexFile::commit`].
 ///
 /// # Errors
-/// The tree's; the index is unchanged.
+/// The tree's. Its newest root may have these documents' rows; merging them again has the same effect as once.
 pub(crate) async fn merge(
     file: &mut IndexFile,
     mut documents: Vec<MappedDocument>,
@@ -77,17 +78,21 @@ pub(crate) async fn merge(
         })
         .await?;
     file.facts.next_overflow = next_overflow;
-    if freed.is_empty() {
+    file.freed.extend(freed);
+    if file.freed.is_empty() {
         return Ok(root);
     }
-    let mut keys: Vec<Vec<u8>> = freed.iter().flat_map(chunk_keys).collect();
+    let mut keys: Vec<Vec<u8>> = file.freed.iter().flat_map(chunk_keys).collect();
     keys.sort_unstable();
+    keys.dedup();
     let removals = keys.into_iter().map(|key| (key, ()));
     let remove = |_: &[u8], (): (), present: Option<&[u8]>| match present {
         Some(_) => Change::Remove,
         None => Change::Keep,
     };
-    Ok(file.tree.update(&root, removals, remove).await?)
+    let root = file.tree.update(&root, removals, remove).await?;
+    file.freed.clear();
+    Ok(root)
 }
 
 fn chunk_keys(overflow: &Overflow) -> impl Iterator<Item = Vec<u8>> {
@@ -119,7 +124,11 @@ async fn former_rows(root: &Root<IndexReduction>, documents: &[MappedDocument]) 
         is_damaged |= decode_emitted(&former[index]).is_none();
     }
     // Without it, former rows would stay for ever.
-    if is_damaged { Err(ViewError::damaged("a list of emitted rows is malformed")) } else { Ok(former) }
+    if is_damaged {
+        root.report_damage();
+        return Err(ViewError::damaged("a list of emitted rows is malformed"));
+    }
+    Ok(former)
 }
 
 /// Reads a value that is in chunks.
@@ -133,10 +142,11 @@ pub(crate) async fn read_overflow(root: &Root<IndexReduction>, overflow: &Overfl
     while let Some((_, chunk)) = scan.next().await? {
         bytes.extend_from_slice(chunk);
     }
-    match bytes.len() as u64 == overflow.bytes {
-        true => Ok(bytes),
-        false => Err(ViewError::damaged("a large value lacks a chunk")),
+    if bytes.len() as u64 != overflow.bytes {
+        root.report_damage();
+        return Err(ViewError::damaged("a large value lacks a chunk"));
     }
+    Ok(bytes)
 }
 
 impl Changes {
@@ -146,10 +156,12 @@ impl Changes {
         for row in &rows {
             groups.entry(&row.sort_key).or_default().push(row);
         }
-        let parts: Vec<_> = groups.keys().map(|sort_key| key_part(sort_key)).collect();
+        let mut parts: Vec<_> = groups.keys().map(|sort_key| key_part(sort_key)).collect();
+        // Hashes of long keys aren't in the order of the keys.
+        parts.sort_unstable();
         for part in decode_emitted(&former).expect("it was decoded before") {
             if parts.binary_search_by(|own| own.as_ref().cmp(part)).is_err() {
-                self.entries.push((row_key(part, &id), None));
+                self.entries.push((row_key_of_part(part, &id), None));
             }
         }
         let list = encode_emitted(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>());

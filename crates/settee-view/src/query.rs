@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::ops::Bound;
 
 use settee_collate::{Collation, array_prefix, raise, write_sort_key};
+use settee_io::yield_now;
 
 use crate::error::{Result, ViewError};
 use crate::mapper::write_partition;
-use crate::read::{IndexSnapshot, RowRange, RowScan, ViewRow};
-use crate::reduce::{REDUCERS_MAX, ReduceError};
-use crate::row::{PART_SIZE_MAX, ROW, key_part, row_key};
+use crate::read::{IndexSnapshot, RowRange, RowScan};
+use crate::reduce::ReduceError;
+use crate::row::{ROW, ViewRow, WHOLE_SIZE_MAX, key_part, row_key, whole_part};
 
 /// How a reduction groups rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,10 +139,30 @@ impl KeySpace {
         Ok(RowRange { start, end }.within(&all))
     }
 
-    /// The rows from one position of sort keys up to another, exclusive.
-    pub fn between(&self, low: &[u8], high: &[u8]) -> RowRange {
-        let bound = |position: &[u8]| [&[ROW], &*key_part(&[&self.prefix, position].concat())].concat();
-        RowRange { start: Bound::Included(bound(low)), end: Bound::Excluded(bound(high)) }.within(&self.all())
+    /// The rows from one position of sort keys up to another, exclusive, for each of these pairs, which ascend and are
+    /// disjoint. So are the ranges. Of a position beyond what is stored of sort keys as it is, the range has all
+    /// sort keys that begin alike, so that rows outside of the pair may be in it.
+    pub fn between(&self, positions: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Vec<RowRange> {
+        let all = self.all();
+        let mut last_end = Vec::new();
+        let mut range = |(low, high): (Vec<u8>, Vec<u8>)| {
+            let start = self.bound(&low, false).max(last_end.clone());
+            last_end = self.bound(&high, true).max(start.clone());
+            RowRange { start: Bound::Included(start), end: Bound::Excluded(last_end.clone()) }.within(&all)
+        };
+        positions.into_iter().map(&mut range).collect()
+    }
+
+    /// A bound of row keys at, or with `is_high` behind, what is stored of the sort keys at a position.
+    fn bound(&self, position: &[u8], is_high: bool) -> Vec<u8> {
+        let mut bound = [&[ROW], &*self.prefix, position].concat();
+        if bound.len() > 1 + WHOLE_SIZE_MAX {
+            bound.truncate(1 + WHOLE_SIZE_MAX);
+            if is_high {
+                raise(&mut bound);
+            }
+        }
+        bound
     }
 
     /// The part of a range that comes after a row, in the order of the keys or, with `descending`, in the reverse.
@@ -172,12 +193,9 @@ impl KeySpace {
 
     /// The part of a row's sort key that its group shares, and the group's key.
     fn group<'a>(&self, row: &'a ViewRow, grouping: Grouping) -> (&'a [u8], String) {
-        let own = &row.sort_key[self.prefix.len()..];
-        let level = match grouping {
-            Grouping::Level(level) if row.sort_key.len() < PART_SIZE_MAX => level,
-            _ => return (&row.sort_key, row.key.clone()),
-        };
-        match array_prefix(own, level, self.collation) {
+        let Grouping::Level(level) = grouping else { return (&row.sort_key, row.key.clone()) };
+        let own = whole_part(&row.sort_key).get(self.prefix.len()..);
+        match own.and_then(|own| array_prefix(own, level, self.collation)) {
             Some(shared) => {
                 let length = self.prefix.len() + shared.len();
                 (&row.sort_key[..length], first_elements(&row.key, level))
@@ -261,6 +279,8 @@ impl MapRows {
                 self.scan = None;
             }
             let Some(range) = self.ranges.pop_front() else { return Ok(None) };
+            // Reads from memory never yield.
+            yield_now().await;
             let skip = match self.skip {
                 0 => 0,
                 skip => skip.min(self.snapshot.count(&range).await?),
@@ -294,9 +314,6 @@ pub struct Groups {
 
 impl Groups {
     /// The groups in these ranges, in their order, after the first `skip` of all.
-    ///
-    /// # Errors
-    /// If the index doesn't have the reduce function.
     #[expect(clippy::too_many_arguments, reason = "they are the query's options")]
     pub fn new(
         snapshot: IndexSnapshot,
@@ -307,14 +324,10 @@ impl Groups {
         descending: bool,
         skip: u64,
         limit: u64,
-    ) -> Result<Groups> {
-        let missing = || {
-            let reason = format!("an index has at most {REDUCERS_MAX} reduce functions");
-            ViewError::function("too_many_reduce_functions", reason)
-        };
-        let reducer = snapshot.reducer(reduce).ok_or_else(missing)?;
+    ) -> Groups {
+        let (snapshot, reducer) = snapshot.for_reduce(reduce);
         let ranges = ranges.into();
-        Ok(Groups { snapshot, space, reducer, grouping, ranges, descending, skip, limit })
+        Groups { snapshot, space, reducer, grouping, ranges, descending, skip, limit }
     }
 
     /// The next group, or `None` at the end.
@@ -346,6 +359,7 @@ impl Groups {
                 }
             };
             if self.skip > 0 {
+                yield_now().await;
                 if self.grouping != Grouping::All || self.snapshot.count(&group).await? > 0 {
                     self.skip -= 1;
                 }

@@ -4,15 +4,20 @@ use std::ops::Bound;
 use std::vec;
 
 use settee_doc::Seq;
-use settee_tree::{Root, Scan};
+use settee_io::yield_now;
+use settee_tree::{Reduction as _, Root, Scan};
 
 use crate::error::{Result, ViewError};
 use crate::merge::read_overflow;
-use crate::reduce::{IndexReduction, ReduceError, Summary};
-use crate::row::{self, EntryRows, ROW, Row};
+use crate::reduce::{IndexReduction, ReduceError, Reducer, Summary};
+use crate::row::{self, EntryRows, ROW, ViewRow};
 
-/// Number of rows that a reduction of rows takes at once.
+/// Rows that a reduction of rows takes at once, and bytes of them; the last row may exceed these.
 const ROWS_REDUCED_MAX: usize = 1_000;
+const BYTES_REDUCED_MAX: usize = 1 << 20;
+
+/// Rows that are skipped one by one between two yields.
+const SKIPPED_PER_YIELD: u64 = 256;
 
 /// A state of an index: immutable, and cheap to clone.
 #[derive(Clone)]
@@ -24,6 +29,8 @@ pub struct IndexSnapshot {
     /// The last change of the database that it has.
     pub seq: Seq,
     pub(crate) purge_seq: u64,
+    /// Whether `reduction` isn't the tree's: see [`IndexSnapshot::for_reduce`].
+    pub(crate) is_reduced_from_rows: bool,
 }
 
 /// A range of an index's rows: bounds of sort keys, each perhaps with a document's id.
@@ -91,19 +98,6 @@ fn earlier_end<'a>(one: &'a Bound<Vec<u8>>, other: &'a Bound<Vec<u8>>) -> &'a Bo
         Bound::Excluded(key) => (false, Some(key), false),
     };
     if rank(one) <= rank(other) { one } else { other }
-}
-
-/// A row that was read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ViewRow {
-    /// The id of the document that emitted it.
-    pub id: String,
-    /// Its key as JSON.
-    pub key: String,
-    /// Its value as JSON.
-    pub value: String,
-    /// Its sort key, or the part of it that is stored.
-    pub(crate) sort_key: Vec<u8>,
 }
 
 impl IndexSnapshot {
@@ -184,9 +178,11 @@ impl IndexSnapshot {
         if summary.row_count == 0 {
             return Ok(None);
         }
-        let mut out = Vec::new();
-        match self.reduction.write_value(reducer, &summary, &mut out) {
-            Ok(()) => Ok(Some(Ok(out))),
+        if self.is_reduced_from_rows {
+            return self.reduce_rows(reducer, range).await.map(Some);
+        }
+        match self.reduction.value(reducer, summary).await {
+            Ok(value) => Ok(Some(Ok(value))),
             Err(Some(error)) => Ok(Some(Err(error))),
             Err(None) => self.reduce_rows(reducer, range).await.map(Some),
         }
@@ -198,38 +194,44 @@ impl IndexSnapshot {
         reducer: usize,
         range: &RowRange,
     ) -> Result<std::result::Result<Vec<u8>, ReduceError>> {
-        use settee_tree::Reduction as _;
         let mut scan = self.rows(range, false, 0).await?;
         let mut total = self.reduction.zero();
-        let mut rows: Vec<ViewRow> = Vec::new();
         loop {
-            let row = scan.next().await?;
-            let is_last = row.is_none();
-            rows.extend(row);
-            if rows.len() < ROWS_REDUCED_MAX && !is_last {
-                continue;
+            let (mut rows, mut bytes) = (Vec::new(), 0);
+            while rows.len() < ROWS_REDUCED_MAX
+                && bytes < BYTES_REDUCED_MAX
+                && let Some(row) = scan.next().await?
+            {
+                bytes += row.key.len() + row.value.len();
+                rows.push(row);
             }
-            let summary = self.reduction.of_rows(rows.iter().map(ViewRow::as_row));
-            total = self.reduction.join(&total, &summary);
-            rows.clear();
-            if let Err(error) = self.reduction.reduce_parts_of(reducer, &mut total) {
-                return Ok(Err(error));
-            }
-            if is_last {
+            // Reads from memory never yield.
+            yield_now().await;
+            if rows.is_empty() {
                 break;
             }
+            total = match self.reduction.add_rows(reducer, total, rows).await {
+                Ok(total) => total,
+                Err(error) => return Ok(Err(error)),
+            };
         }
-        let mut out = Vec::new();
-        match self.reduction.write_value(reducer, &total, &mut out) {
-            Ok(()) => Ok(Ok(out)),
+        match self.reduction.value(reducer, total).await {
+            Ok(value) => Ok(Ok(value)),
             Err(Some(error)) => Ok(Err(error)),
             Err(None) => Err(ViewError::damaged("rows can't be reduced")),
         }
     }
 
-    /// The index of a reduce function, if the index has it.
-    pub(crate) fn reducer(&self, source: &str) -> Option<usize> {
-        self.reduces.iter().position(|own| own == source)
+    /// The state for queries that reduce with one function, and the function's index there. If the index lacks the
+    /// function, the rows are reduced by each query.
+    pub(crate) fn for_reduce(mut self, source: &str) -> (IndexSnapshot, usize) {
+        if let Some(reducer) = self.reduces.iter().position(|own| own == source) {
+            return (self, reducer);
+        }
+        self.reduction = self.reduction.with(Reducer::parse(source));
+        self.reduces = [source.to_owned()].into();
+        self.is_reduced_from_rows = true;
+        (self, 0)
     }
 
     /// Bytes of the index's file up to this state.
@@ -240,22 +242,6 @@ impl IndexSnapshot {
     /// Number of all rows.
     pub fn row_count(&self) -> u64 {
         self.root.summary().row_count
-    }
-}
-
-impl ViewRow {
-    pub(crate) fn as_row(&self) -> Row<'_> {
-        Row { sort_key: &self.sort_key, id: &self.id, key: &self.key, value: &self.value }
-    }
-
-    fn of(row: &Row<'_>) -> ViewRow {
-        let Row { sort_key, id, key, value } = *row;
-        ViewRow {
-            id: id.to_owned(),
-            key: key.to_owned(),
-            value: value.to_owned(),
-            sort_key: sort_key.to_vec(),
-        }
     }
 }
 
@@ -281,9 +267,15 @@ impl RowScan {
                     return Ok(Some(row));
                 }
                 self.skip -= 1;
+                if self.skip.is_multiple_of(SKIPPED_PER_YIELD) {
+                    yield_now().await;
+                }
             }
             let Some((key, value)) = self.scan.next().await? else { return Ok(None) };
-            let malformed = || ViewError::damaged("a row is malformed");
+            let malformed = || {
+                self.root.report_damage();
+                ViewError::damaged("a row is malformed")
+            };
             match row::decode(key, value).ok_or_else(malformed)? {
                 EntryRows::Inline(rows) => match &rows[..] {
                     [row] if self.skip == 0 => return Ok(Some(ViewRow::of(row))),

@@ -11,12 +11,13 @@ mod number;
 mod stats;
 mod sum;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use settee_collate::{Collation, write_sort_key};
 use settee_tree::{Reduction, SUMMARY_SIZE_MAX};
+use tokio::sync::oneshot;
 
-use crate::row::{self, EntryRows, Row};
+use crate::row::{self, EntryRows, Row, ViewRow};
 use distinct::Distinct;
 use stats::Stats;
 use sum::Sum;
@@ -88,6 +89,14 @@ impl Reducer {
                 let (key, id, value) = (row.key.to_owned(), row.id.to_owned(), row.value.to_owned());
                 Reduced::Parts(vec![Arc::new(Part::Row { key, id, value })])
             }
+        }
+    }
+
+    /// Adds a row to what was reduced.
+    fn add(&self, reduced: &mut Reduced, row: &Row<'_>) {
+        match (self.of(row), &mut *reduced) {
+            (Reduced::Parts(own), Reduced::Parts(all)) => all.extend(own),
+            (own, all) => *all = self.join(all, &own),
         }
     }
 
@@ -228,19 +237,23 @@ pub(crate) struct ReduceError {
     pub(crate) is_of_row: bool,
 }
 
-/// The JavaScript reduce functions of an index. An exception of a function is the value `null`, as in CouchDB.
-pub(crate) trait Functions: Send {
-    /// Calls a function with rows.
-    fn reduce(&mut self, function: usize, keys: &str, values: &str) -> Result<String, ReduceError>;
+/// What calls JavaScript reduce functions. An exception of a function is the value `null`, as in CouchDB.
+pub(crate) trait Functions: Send + Sync {
+    /// Calls a function, given by its source, with rows.
+    fn reduce(&self, function: &str, keys: &str, values: &str) -> Result<String, ReduceError>;
     /// Calls a function with values that it returned.
-    fn rereduce(&mut self, function: usize, values: &str) -> Result<String, ReduceError>;
+    fn rereduce(&self, function: &str, values: &str) -> Result<String, ReduceError>;
+    /// Does work that calls functions where it doesn't hold up requests.
+    fn spawn(&self, work: Box<dyn FnOnce() + Send>);
 }
 
 /// The reduction of an index's tree.
 #[derive(Clone)]
 pub(crate) struct IndexReduction {
     reducers: Arc<[Reducer]>,
-    functions: Arc<Mutex<Box<dyn Functions>>>,
+    functions: Arc<dyn Functions>,
+    /// For each function the error that stopped it: it isn't called any more.
+    stopped: Arc<[OnceLock<ReduceError>]>,
 }
 
 /// The summary of a run of rows.
@@ -252,32 +265,78 @@ pub(crate) struct Summary {
 }
 
 impl IndexReduction {
-    pub(crate) fn new(reducers: Vec<Reducer>, functions: Box<dyn Functions>) -> IndexReduction {
-        IndexReduction { reducers: reducers.into(), functions: Arc::new(Mutex::new(functions)) }
+    pub(crate) fn new(reducers: Vec<Reducer>, functions: Arc<dyn Functions>) -> IndexReduction {
+        let stopped = reducers.iter().map(|_| OnceLock::new()).collect();
+        IndexReduction { reducers: reducers.into(), functions, stopped }
     }
 
-    /// The summary of rows that aren't in the tree as they are.
-    pub(crate) fn of_rows<'a>(&self, rows: impl IntoIterator<Item = Row<'a>>) -> Summary {
+    /// The reduction with another function alone.
+    pub(crate) fn with(&self, reducer: Reducer) -> IndexReduction {
+        IndexReduction::new(vec![reducer], self.functions.clone())
+    }
+
+    /// The summary of rows of one entry.
+    fn of_rows<'a>(&self, rows: impl IntoIterator<Item = Row<'a>>) -> Summary {
         let mut summary = self.zero();
         for row in rows {
             summary.row_count += 1;
             for (reducer, reduced) in self.reducers.iter().zip(&mut summary.reduced) {
-                match (reducer.of(&row), &mut *reduced) {
-                    (Reduced::Parts(own), Reduced::Parts(all)) => all.extend(own),
-                    (own, all) => *all = reducer.join(all, &own),
-                }
+                reducer.add(reduced, &row);
             }
         }
         summary
     }
 
-    /// Reduces the parts of a summary, so that one is left; a part that can't be reduced makes an error.
-    pub(crate) fn reduce_parts(
+    /// Adds rows to what one of the functions has in a summary.
+    pub(crate) async fn add_rows(
         &self,
-        function: usize,
-        parts: &[Arc<Part>],
-    ) -> Result<Vec<Arc<Part>>, ReduceError> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        reducer: usize,
+        mut total: Summary,
+        rows: Vec<ViewRow>,
+    ) -> Result<Summary, ReduceError> {
+        let own = self.clone();
+        let add = move || {
+            for row in &rows {
+                total.row_count += 1;
+                own.reducers[reducer].add(&mut total.reduced[reducer], &row.as_row());
+            }
+            if let Reduced::Parts(parts) = &mut total.reduced[reducer] {
+                *parts = own.reduce_parts(reducer, parts)?;
+            }
+            Ok(total)
+        };
+        self.run(reducer, add).await
+    }
+
+    /// The JSON text of a query's value.
+    ///
+    /// # Errors
+    /// `None` if the summary doesn't have it, and the rows must be reduced.
+    pub(crate) async fn value(
+        &self,
+        reducer: usize,
+        summary: Summary,
+    ) -> Result<Vec<u8>, Option<ReduceError>> {
+        let own = self.clone();
+        let write = move || {
+            let mut out = Vec::new();
+            own.write_value(reducer, &summary, &mut out).map(|()| out)
+        };
+        self.run(reducer, write).await
+    }
+
+    /// Does what may call a function; the calls of JavaScript, which may take long, elsewhere.
+    async fn run<T: Send + 'static>(&self, reducer: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+        if !matches!(self.reducers[reducer], Reducer::Function(_)) {
+            return work();
+        }
+        let (sender, done) = oneshot::channel();
+        self.functions.spawn(Box::new(move || drop(sender.send(work()))));
+        done.await.expect("the work doesn't panic")
+    }
+
+    /// Reduces the parts of a summary, so that one is left; a part that can't be reduced makes an error.
+    fn reduce_parts(&self, function: usize, parts: &[Arc<Part>]) -> Result<Vec<Arc<Part>>, ReduceError> {
         let (mut keys, mut values, mut reduced) = (String::from("["), String::from("["), Vec::new());
         for part in parts {
             match &**part {
@@ -295,27 +354,40 @@ impl IndexReduction {
         if keys.len() > 1 {
             keys.push(']');
             values.push(']');
-            reduced.push(functions.reduce(function, &keys, &values)?);
+            reduced.push(self.call(function, |source| self.functions.reduce(source, &keys, &values))?);
         }
         if reduced.len() > 1 {
-            reduced = vec![functions.rereduce(function, &format!("[{}]", reduced.join(",")))?];
+            let values = format!("[{}]", reduced.join(","));
+            reduced = vec![self.call(function, |source| self.functions.rereduce(source, &values))?];
         }
         Ok(reduced.into_iter().map(|value| Arc::new(Part::Reduced(value))).collect())
     }
 
-    /// Reduces what a summary has collected for a JavaScript function.
-    pub(crate) fn reduce_parts_of(&self, reducer: usize, summary: &mut Summary) -> Result<(), ReduceError> {
-        if let Reduced::Parts(parts) = &mut summary.reduced[reducer] {
-            *parts = self.reduce_parts(reducer, parts)?;
+    /// Calls a JavaScript function, unless it was stopped. An error of more than this value stops it: a function
+    /// that loops would take its ticks at every node.
+    fn call(
+        &self,
+        function: usize,
+        call: impl FnOnce(&str) -> Result<String, ReduceError>,
+    ) -> Result<String, ReduceError> {
+        if let Some(error) = self.stopped[function].get() {
+            return Err(error.clone());
         }
-        Ok(())
+        let Reducer::Function(source) = &self.reducers[function] else { return Ok("null".to_owned()) };
+        call(source).inspect_err(|error| {
+            if !error.is_of_row {
+                tracing::error!(error.error, error.reason, "a reduce function stopped its view");
+                // Another call may have been first.
+                let _ = self.stopped[function].set(error.clone());
+            }
+        })
     }
 
     /// Appends the JSON text of a query's value.
     ///
     /// # Errors
     /// `None` if the summary doesn't have it, and the rows must be reduced.
-    pub(crate) fn write_value(
+    fn write_value(
         &self,
         reducer: usize,
         summary: &Summary,
@@ -347,8 +419,8 @@ impl IndexReduction {
                 let value = match parts.first().map(|part| &**part) {
                     Some(Part::Reduced(value)) => {
                         // As in CouchDB, the last call is always one of `rereduce`.
-                        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-                        functions.rereduce(reducer, &format!("[{value}]")).map_err(Some)?
+                        let values = format!("[{value}]");
+                        self.call(reducer, |source| self.functions.rereduce(source, &values)).map_err(Some)?
                     }
                     _ => "null".to_owned(),
                 };

@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. Rows are ordered by their sort keys, then by the bytes of their documents' ids. A sort key or id beyond
-//!    [`PART_SIZE_MAX`] bytes is ordered by its beginning, and then by a hash.
+//!    [`WHOLE_SIZE_MAX`] bytes is ordered by its beginning, and then by a hash.
 //! 2. A document's rows with equal sort keys are one entry.
 
 use std::borrow::Cow;
@@ -16,10 +16,11 @@ pub(crate) const CHUNK: u8 = 2;
 /// First byte of the key of a row.
 pub(crate) const ROW: u8 = 3;
 
-/// Largest size of the sort key, and of the document's id, in a row's key. Of larger ones a prefix and a hash are
-/// stored.
-pub(crate) const PART_SIZE_MAX: usize = 4_096;
+/// Largest sort key, and largest id of a document, that is a part of a row's key as it is. Of larger ones the part is
+/// their first bytes, as many, and a hash: it is longer than any that is whole.
+pub(crate) const WHOLE_SIZE_MAX: usize = 4_080;
 const HASH_SIZE: usize = 16;
+const PART_SIZE_MAX: usize = WHOLE_SIZE_MAX + HASH_SIZE;
 
 /// Largest value of an entry.
 pub(crate) const VALUE_SIZE_MAX: usize = settee_tree::VALUE_SIZE_MAX;
@@ -42,20 +43,30 @@ pub(crate) struct EmittedRow {
 
 /// The part of a row's key that a sort key or an id makes up.
 pub(crate) fn key_part(bytes: &[u8]) -> Cow<'_, [u8]> {
-    if bytes.len() <= PART_SIZE_MAX {
+    if bytes.len() <= WHOLE_SIZE_MAX {
         return Cow::Borrowed(bytes);
     }
-    let mut part = bytes[..PART_SIZE_MAX - HASH_SIZE].to_vec();
+    let mut part = bytes[..WHOLE_SIZE_MAX].to_vec();
     part.extend_from_slice(&blake3::hash(bytes).as_bytes()[..HASH_SIZE]);
     Cow::Owned(part)
 }
 
+/// What is stored of a sort key as it is: all of it, or what precedes the hash.
+pub(crate) fn whole_part(part: &[u8]) -> &[u8] {
+    &part[..part.len().min(WHOLE_SIZE_MAX)]
+}
+
 /// The key of a document's rows with a sort key.
 pub(crate) fn row_key(sort_key: &[u8], id: &str) -> Vec<u8> {
-    let (sort_key, id) = (key_part(sort_key), key_part(id.as_bytes()));
-    let mut key = Vec::with_capacity(1 + sort_key.len() + id.len());
+    row_key_of_part(&key_part(sort_key), id)
+}
+
+/// As [`row_key`], by the part of the sort key.
+pub(crate) fn row_key_of_part(part: &[u8], id: &str) -> Vec<u8> {
+    let id = key_part(id.as_bytes());
+    let mut key = Vec::with_capacity(1 + part.len() + id.len());
     key.push(ROW);
-    key.extend_from_slice(&sort_key);
+    key.extend_from_slice(part);
     key.extend_from_slice(&id);
     key
 }
@@ -119,12 +130,42 @@ pub(crate) struct Row<'a> {
     pub(crate) value: &'a str,
 }
 
+/// A row that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ViewRow {
+    /// The id of the document that emitted it.
+    pub id: String,
+    /// Its key as JSON.
+    pub key: String,
+    /// Its value as JSON.
+    pub value: String,
+    /// Its sort key, or the part of it that is stored.
+    pub(crate) sort_key: Vec<u8>,
+}
+
+impl ViewRow {
+    pub(crate) fn as_row(&self) -> Row<'_> {
+        Row { sort_key: &self.sort_key, id: &self.id, key: &self.key, value: &self.value }
+    }
+
+    pub(crate) fn of(row: &Row<'_>) -> ViewRow {
+        let Row { sort_key, id, key, value } = *row;
+        ViewRow {
+            id: id.to_owned(),
+            key: key.to_owned(),
+            value: value.to_owned(),
+            sort_key: sort_key.to_vec(),
+        }
+    }
+}
+
 /// Encodes the entry of a document's rows with one sort key: what precedes the rows, and the rows.
 pub(crate) fn encode_rows(sort_key: &[u8], id: &str, rows: &[&EmittedRow]) -> (Vec<u8>, Vec<u8>) {
     let mut head = Vec::new();
-    let has_id = id.len() > PART_SIZE_MAX;
+    let has_id = id.len() > WHOLE_SIZE_MAX;
     head.push(if rows.len() > 1 { MANY } else { 0 } | if has_id { HAS_ID } else { 0 });
-    push_varint(sort_key.len().min(PART_SIZE_MAX) as u64, &mut head);
+    let part_size = if sort_key.len() > WHOLE_SIZE_MAX { PART_SIZE_MAX } else { sort_key.len() };
+    push_varint(part_size as u64, &mut head);
     let mut body = Vec::new();
     if has_id {
         push_bytes(id.as_bytes(), &mut body);
@@ -247,12 +288,12 @@ pub(crate) fn decode_emitted_value(value: &[u8]) -> Option<Result<&[u8], Overflo
     }
 }
 
-fn push_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn push_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     push_varint(bytes.len() as u64, out);
     out.extend_from_slice(bytes);
 }
 
-fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+pub(crate) fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let size = usize::try_from(take_varint(bytes)?).ok()?;
     let (own, rest) = bytes.split_at_checked(size)?;
     *bytes = rest;

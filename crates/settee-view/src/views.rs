@@ -5,32 +5,41 @@
 //!
 //! Invariants:
 //! 1. A file is open once: views that share a map function share the [`Index`].
-//! 2. At most [`ViewsOptions::open_designs_max`] design documents' indexes are kept open beside those in use.
+//! 2. At most [`ViewsOptions::open_indexes_max`] indexes are kept open beside those in use.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use settee_doc::{Database, Databases, Revision, Seq};
+use settee_doc::{Database, Databases, ErrorKind, Revision, Seq};
 use settee_io::{Env, directory};
 use settee_js::Limits;
 use settee_tree::NodeCache;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
-use crate::build::Build;
+use crate::build::{BatchCount, Build};
 use crate::design::{Design, Language, MapDefinition, Signature, ViewDefinition};
-use crate::error::{Result, ViewError};
+use crate::error::{Result, ViewError, ViewErrorKind};
 use crate::index::{Index, IndexList};
-use crate::index_file::{IndexPlace, MakeFunctions, remove_files};
+use crate::index_file::{IndexPlace, remove_files};
 use crate::javascript::JavascriptReduces;
 use crate::mango::IndexDefinition;
 use crate::mapper::{MangoMapper, Mapper};
 use crate::mappers::Mappers;
 use crate::planned::{PlannedMapper, Plans};
-use crate::progress::Progress;
+use crate::progress::{Counted, Progress};
 use crate::query::KeySpace;
 use crate::read::IndexSnapshot;
+
+/// Builds of more than [`SMALL_BUILD_MAX`] changes at once. Further ones wait, in order.
+const BUILDS_MAX: usize = 4;
+
+/// Changes of a build that doesn't wait for others: what it has in memory is at most a group of documents.
+const SMALL_BUILD_MAX: u64 = 256;
+
+/// Attempts to remove the directory of a deleted database's indexes.
+const REMOVALS_MAX: u32 = 3;
 
 /// Directory of all indexes in a data directory.
 const DIRECTORY: &str = "views";
@@ -42,8 +51,9 @@ pub struct ViewsOptions {
     pub cache_bytes_max: usize,
     /// Bytes of mapped rows that are merged into the indexes at once; default 32 MiB.
     pub merge_bytes: usize,
-    /// Number of design documents whose indexes stay open while nobody uses them; default 100.
-    pub open_designs_max: usize,
+    /// Number of indexes that stay open while nobody uses them; default 1,000. At most a quarter of the limit on open
+    /// files applies.
+    pub open_indexes_max: usize,
     /// Memory of a JavaScript context in bytes; default 64 MiB.
     pub javascript_bytes_max: usize,
     /// Ticks that a JavaScript function may use for one document: see [`settee_js::Limits`].
@@ -58,7 +68,7 @@ impl Default for ViewsOptions {
         ViewsOptions {
             cache_bytes_max: 64 << 20,
             merge_bytes: 32 << 20,
-            open_designs_max: 100,
+            open_indexes_max: 1_000,
             javascript_bytes_max: memory_bytes,
             javascript_ticks_max: ticks,
             autoupdate: true,
@@ -85,10 +95,20 @@ pub struct Views {
     directory: PathBuf,
     options: ViewsOptions,
     cache: Arc<NodeCache>,
+    reduces: Arc<JavascriptReduces>,
     designs: Mutex<Designs>,
     indexes: Mutex<HashMap<(Incarnation, Signature), Weak<Index>>>,
+    last_number: Arc<AtomicU64>,
+    builds: Arc<Builds>,
     /// Held while indexes are opened, so that each is opened once.
     opening: tokio::sync::Mutex<()>,
+}
+
+/// The builds of all design documents.
+struct Builds {
+    permits: Semaphore,
+    /// The design documents, at one of their revisions, whose indexes are being built.
+    running: Mutex<Vec<Weak<DesignViews>>>,
 }
 
 /// The design documents whose indexes are open.
@@ -96,6 +116,21 @@ pub struct Views {
 struct Designs {
     open: HashMap<(Incarnation, String), Arc<DesignViews>>,
     use_count: u64,
+}
+
+impl Designs {
+    /// Number of indexes, each counted for each of its design documents.
+    fn index_count(&self) -> usize {
+        self.open.values().map(|views| views.indexes.len()).sum()
+    }
+
+    /// Takes out the least recently used design document that nobody uses.
+    fn take_oldest(&mut self) -> Option<Arc<DesignViews>> {
+        let idle = self.open.iter().filter(|(_, views)| Arc::strong_count(views) == 1);
+        let oldest = idle.min_by_key(|(_, views)| views.used_at.load(Ordering::Relaxed));
+        let key = oldest.map(|(key, _)| key.clone())?;
+        self.open.remove(&key)
+    }
 }
 
 /// The indexes of a design document, at one of its revisions.
@@ -108,13 +143,16 @@ pub struct DesignViews {
     merge_bytes: usize,
     indexes: IndexList,
     mappers: Arc<Mappers>,
-    plans: Arc<Plans>,
+    /// Compiled by the first task in the background that needs them, since that may take long.
+    plans: Arc<OnceLock<Arc<Plans>>>,
+    builds: Arc<Builds>,
     progress: Arc<Progress>,
+    batch_count: Arc<BatchCount>,
     started_us: AtomicU64,
-    /// Held by the build in progress.
+    /// Held by the build in progress, which then acquires a permit, and then the indexes.
     building: Arc<tokio::sync::Mutex<()>>,
     /// Requests that wait for a build.
-    waiting: AtomicU64,
+    waiting: Arc<AtomicU64>,
     used_at: AtomicU64,
 }
 
@@ -146,6 +184,8 @@ pub struct DesignInfo {
     pub purge_seq: u64,
     /// Whether a build is in progress.
     pub is_building: bool,
+    /// Whether a compaction of an index was requested and isn't done.
+    pub is_compacting: bool,
     /// Requests that wait for it.
     pub waiting_count: u64,
     /// Views that are stopped, with the reason.
@@ -162,8 +202,11 @@ impl Views {
             directory: databases.directory().join(DIRECTORY),
             options,
             cache: Arc::new(NodeCache::new(options.cache_bytes_max)),
+            reduces: Arc::new(JavascriptReduces::new(databases.env().clone(), options.limits())),
             designs: Mutex::default(),
             indexes: Mutex::default(),
+            last_number: Arc::default(),
+            builds: Arc::new(Builds { permits: Semaphore::new(BUILDS_MAX), running: Mutex::default() }),
             opening: tokio::sync::Mutex::default(),
         }
     }
@@ -190,6 +233,10 @@ impl Views {
         if let Some(found) = self.find(&key, &summary.revision) {
             return Ok(found);
         }
+        // Its indexes were removed, or will be once this is done.
+        if database.is_deleted() {
+            return Err(ViewError::not_found("Database does not exist."));
+        }
         let document = snapshot.document(id).await?;
         let document = snapshot.read_whole(document).await?;
         let mut json = Vec::new();
@@ -198,7 +245,13 @@ impl Views {
         if let Language::Other(name) = &design.language {
             return Err(ViewError::function("unknown_query_language", name.clone()));
         }
-        let opened = Arc::new(self.open(database, Arc::new(design), summary.revision).await?);
+        let design = Arc::new(design);
+        let mut opened = self.open(database, design.clone(), summary.revision.clone()).await;
+        if opened.as_ref().is_err_and(|error| error.kind == ViewErrorKind::Storage(ErrorKind::NoDescriptor)) {
+            self.release_idle();
+            opened = self.open(database, design, summary.revision).await;
+        }
+        let opened = Arc::new(opened?);
         self.keep(key, &opened);
         Ok(opened)
     }
@@ -211,20 +264,31 @@ impl Views {
         Some(found.clone())
     }
 
-    /// Keeps a design document's indexes open, and releases the least recently used ones.
+    /// Keeps a design document's indexes open, and releases the least recently used ones that nobody uses: those beyond
+    /// the limit, and as many as were opened if file descriptors are scarce.
     fn keep(&self, key: (Incarnation, String), opened: &Arc<DesignViews>) {
-        let mut designs = lock(&self.designs);
-        designs.use_count += 1;
-        opened.used_at.store(designs.use_count, Ordering::Relaxed);
-        designs.open.insert(key, opened.clone());
-        while designs.open.len() > self.options.open_designs_max {
-            let used_at = |views: &Arc<DesignViews>| views.used_at.load(Ordering::Relaxed);
-            let oldest =
-                designs.open.iter().min_by_key(|(_, views)| used_at(views)).map(|(key, _)| key.clone());
-            let Some(oldest) = oldest else { break };
-            designs.open.remove(&oldest);
+        let descriptors = self.env.engine.descriptors();
+        let limit = descriptors.map_or(usize::MAX, |descriptors| descriptors.count_max() / 4);
+        let limit = limit.min(self.options.open_indexes_max);
+        let is_scarce = || descriptors.is_some_and(|descriptors| descriptors.is_scarce());
+        {
+            let mut designs = lock(&self.designs);
+            designs.use_count += 1;
+            opened.used_at.store(designs.use_count, Ordering::Relaxed);
+            designs.open.insert(key, opened.clone());
+            let mut released_count = 0;
+            while designs.index_count() > limit || is_scarce() && released_count < opened.indexes.len() {
+                let Some(released) = designs.take_oldest() else { break };
+                released_count += released.indexes.len();
+            }
         }
         lock(&self.indexes).retain(|_, index| index.strong_count() > 0);
+    }
+
+    /// Releases all indexes that nobody uses.
+    fn release_idle(&self) {
+        let mut designs = lock(&self.designs);
+        while designs.take_oldest().is_some() {}
     }
 
     async fn open(
@@ -235,8 +299,6 @@ impl Views {
     ) -> Result<DesignViews> {
         let incarnation = database.incarnation();
         let limits = self.options.limits();
-        let make_functions: MakeFunctions =
-            Arc::new(move |reduces: &[String]| Box::new(JavascriptReduces::new(reduces, limits)));
         let mut indexes = IndexList::new();
         for (place, map) in design.maps.iter().enumerate() {
             let reduces = design.reduces_of(place);
@@ -250,20 +312,18 @@ impl Views {
                         directory: self.directory_of(incarnation),
                         signature: map.signature,
                         cache: self.cache.clone(),
-                        make_functions: make_functions.clone(),
+                        functions: self.reduces.clone(),
+                        last_number: self.last_number.clone(),
                     };
                     let index = Arc::new(Index::open(place, map.clone(), &reduces).await?);
                     lock(&self.indexes).insert(key, Arc::downgrade(&index));
                     index
                 }
             };
+            index.add_user(&design);
             indexes.push(index);
         }
-        let plans = match design.language {
-            Language::Javascript => Plans::compile(design.lib.as_deref(), &sources_of(&design)),
-            Language::Query | Language::Other(_) => Plans::compile(None, &[]),
-        };
-        let plans = Arc::new(plans);
+        let plans: Arc<OnceLock<Arc<Plans>>> = Arc::default();
         let (of_mapper, plans_of_mapper) = (design.clone(), plans.clone());
         let make_mapper = Box::new(move || mapper_of(&of_mapper, &plans_of_mapper, limits));
         Ok(DesignViews {
@@ -275,10 +335,12 @@ impl Views {
             indexes,
             mappers: Arc::new(Mappers::new(make_mapper)),
             plans,
+            builds: self.builds.clone(),
             progress: Arc::default(),
+            batch_count: Arc::default(),
             started_us: AtomicU64::new(0),
             building: Arc::default(),
-            waiting: AtomicU64::new(0),
+            waiting: Arc::default(),
             used_at: AtomicU64::new(0),
         })
     }
@@ -308,15 +370,27 @@ impl Views {
         let _opening = self.opening.lock().await;
         let snapshot = database.snapshot();
         let mut needed = HashSet::new();
-        for id in self.design_ids(database).await? {
-            let document = snapshot.document(&id).await?;
+        let ids: HashSet<String> = self.design_ids(database).await?.into_iter().collect();
+        for id in &ids {
+            let document = snapshot.document(id).await?;
             let document = snapshot.read_whole(document).await?;
             let mut json = Vec::new();
             document.write_json(&settee_doc::Extras::default(), &mut json);
-            let design = Design::parse(&document.id, &json, database.is_partitioned())?;
-            needed.extend(design.maps.iter().map(|map| map.signature));
+            match Design::parse(&document.id, &json, database.is_partitioned()) {
+                Ok(design) => needed.extend(design.maps.iter().map(|map| map.signature)),
+                Err(error) => {
+                    // Which indexes it has isn't known.
+                    tracing::warn!(database = database.name(), %error, "no index is removed");
+                    return Ok(0);
+                }
+            }
         }
         let incarnation = database.incarnation();
+        // Open files would keep their space.
+        let is_needed = |id: &String, views: &DesignViews| {
+            ids.contains(id) && views.design.maps.iter().all(|map| needed.contains(&map.signature))
+        };
+        lock(&self.designs).open.retain(|(of, id), views| *of != incarnation || is_needed(id, views));
         lock(&self.indexes).retain(|(of, signature), _| *of != incarnation || needed.contains(signature));
         let directory = self.directory_of(incarnation);
         remove_files(&self.env, &directory, |signature| !needed.contains(&signature)).await
@@ -327,13 +401,20 @@ impl Views {
     /// # Errors
     /// If they can't be removed; they are removed when the server starts.
     pub async fn remove(&self, incarnation: [u8; 16]) -> Result<()> {
+        // None is opened meanwhile, nor afterwards.
+        let _opening = self.opening.lock().await;
         lock(&self.designs).open.retain(|(of, _), _| *of != incarnation);
         lock(&self.indexes).retain(|(of, _), _| *of != incarnation);
         let directory = self.directory_of(incarnation);
-        match directory::remove_with_files(&*self.env.engine, &directory).await {
-            Err(error) if !error.is_not_found() => Err(error.into()),
-            _ => Ok(()),
+        for attempt in 1.. {
+            match directory::remove_with_files(&*self.env.engine, &directory).await {
+                Err(error) if error.is_not_found() => break,
+                // A build that still runs may have begun a file meanwhile.
+                Err(_) if attempt < REMOVALS_MAX => {}
+                removed => return Ok(removed?),
+            }
         }
+        Ok(())
     }
 
     /// Removes the indexes of databases that don't exist. To be called before any index is opened.
@@ -357,9 +438,9 @@ impl Views {
         Ok(())
     }
 
-    /// The builds in progress.
+    /// The builds in progress, also of former revisions of design documents.
     pub fn tasks(&self) -> Vec<BuildTask> {
-        let designs: Vec<_> = lock(&self.designs).open.values().cloned().collect();
+        let designs: Vec<_> = lock(&self.builds.running).iter().filter_map(Weak::upgrade).collect();
         let task = |views: &Arc<DesignViews>| {
             let (changes_done, total_changes) = views.progress.get()?;
             Some(BuildTask {
@@ -410,9 +491,20 @@ impl DesignViews {
         if self.is_current(database, target) {
             return Ok(());
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Counted::new(&self.waiting);
+        self.build_unattended(database, target).await
+    }
+
+    /// As [`DesignViews::build`], for nobody: the build stops once the design document is edited or deleted.
+    pub(crate) async fn build_unattended(
+        self: &Arc<DesignViews>,
+        database: &Arc<Database>,
+        target: Seq,
+    ) -> Result<()> {
+        if self.is_current(database, target) {
+            return Ok(());
+        }
         let built = self.clone().start(database, target).await;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
         built.unwrap_or_else(|_| Err(ViewError::damaged("a build was aborted")))
     }
 
@@ -435,7 +527,25 @@ impl DesignViews {
         done
     }
 
-    async fn run(&self, database: Arc<Database>) -> Result<()> {
+    /// Waits until the build may run, unless it is small.
+    async fn permit(&self, database: &Database) -> Result<Option<SemaphorePermit<'_>>> {
+        let sound = self.indexes.iter().filter(|index| index.failure().is_none());
+        let reached = sound.map(|index| index.snapshot()).map(|own| match own.root.found_damage() {
+            true => Seq(0),
+            false => own.seq,
+        });
+        let since = reached.min().unwrap_or(Seq(0));
+        let is_small = database.snapshot().pending(since).await? <= SMALL_BUILD_MAX;
+        Ok(if is_small { None } else { self.builds.permits.acquire().await.ok() })
+    }
+
+    async fn run(self: &Arc<DesignViews>, database: Arc<Database>) -> Result<()> {
+        let _permit = self.permit(&database).await?;
+        {
+            let mut running = lock(&self.builds.running);
+            running.retain(|views| views.strong_count() > 0 && !std::ptr::eq(views.as_ptr(), &**self));
+            running.push(Arc::downgrade(self));
+        }
         self.started_us.store(self.env.clock.unix_us(), Ordering::Relaxed);
         let build = Build {
             env: self.env.clone(),
@@ -445,6 +555,9 @@ impl DesignViews {
             mappers: self.mappers.clone(),
             progress: self.progress.clone(),
             merge_bytes: self.merge_bytes,
+            revision: self.revision.clone(),
+            waiting: self.waiting.clone(),
+            batch_count: self.batch_count.clone(),
         };
         let built = build.run().await;
         self.mappers.release();
@@ -459,25 +572,24 @@ impl DesignViews {
     fn is_current(&self, database: &Database, target: Seq) -> bool {
         let purge_seq = database.info().purge_seq;
         let sound = self.indexes.iter().filter(|index| index.failure().is_none());
-        sound.map(|index| index.snapshot()).all(|own| own.seq >= target && own.purge_seq >= purge_seq)
+        sound
+            .map(|index| index.snapshot())
+            .all(|own| own.seq >= target && own.purge_seq >= purge_seq && !own.root.found_damage())
     }
 
-    /// Adds the reduce functions that the indexes lack, since another design document made them. The rows are copied,
-    /// and no document is read.
+    /// Adds the reduce functions of a view's index that it lacks, since another design document made it. The rows are
+    /// copied, and no document is read. Until then, and if the index can't have more, queries reduce the rows.
     ///
     /// # Errors
-    /// If an index can't be written; it is unchanged.
-    pub async fn add_reduces(self: &Arc<DesignViews>) -> Result<()> {
-        if self.indexes.iter().enumerate().all(|(map, index)| index.has_reduces(&self.design.reduces_of(map)))
-        {
+    /// If the index can't be written; it is unchanged.
+    pub async fn add_reduces(self: &Arc<DesignViews>, view: &ViewDefinition) -> Result<()> {
+        let map = view.map;
+        if self.indexes[map].has_reduces(&self.design.reduces_of(map)) {
             return Ok(());
         }
         let views = self.clone();
         self.in_background("view reduces", async move {
-            for (map, index) in views.indexes.iter().enumerate() {
-                index.add_reduces(&views.design.reduces_of(map)).await?;
-            }
-            Ok(())
+            views.indexes[map].add_reduces(&views.design.reduces_of(map)).await
         })
         .await
     }
@@ -508,6 +620,20 @@ impl DesignViews {
         done.await.unwrap_or_else(|_| Err(ViewError::damaged("background work was aborted")))
     }
 
+    async fn compiled_plans(&self) -> Option<Arc<Plans>> {
+        if let Some(plans) = self.plans.get() {
+            return Some(plans.clone());
+        }
+        let (design, plans) = (self.design.clone(), self.plans.clone());
+        let compile = async move {
+            plans_of(&design, &plans);
+            Ok(())
+        };
+        // An error is that the server stops.
+        let _ = self.in_background("view plans", compile).await;
+        self.plans.get().cloned()
+    }
+
     /// What is known of the indexes.
     pub async fn info(&self) -> DesignInfo {
         let is_building = self.progress.get().is_some();
@@ -517,12 +643,15 @@ impl DesignViews {
             update_seq: Seq(u64::MAX),
             purge_seq: u64::MAX,
             is_building,
+            is_compacting: self.indexes.iter().any(|index| index.is_compacting()),
             waiting_count: self.waiting.load(Ordering::Relaxed),
             stopped: Vec::new(),
             runs: Vec::new(),
         };
-        if self.design.language == Language::Javascript {
-            let run = |view: &ViewDefinition| (view.name.clone(), self.plans.explain(view.map));
+        if self.design.language == Language::Javascript
+            && let Some(plans) = self.compiled_plans().await
+        {
+            let run = |view: &ViewDefinition| (view.name.clone(), plans.explain(view.map));
             info.runs = self.design.views.iter().map(run).collect();
         }
         for (place, index) in self.indexes.iter().enumerate() {
@@ -543,7 +672,11 @@ impl DesignViews {
     }
 }
 
-fn mapper_of(design: &Design, plans: &Arc<Plans>, limits: Limits) -> Result<Box<dyn Mapper>> {
+fn plans_of(design: &Design, plans: &OnceLock<Arc<Plans>>) -> Arc<Plans> {
+    plans.get_or_init(|| Arc::new(Plans::compile(design.lib.as_deref(), &sources_of(design)))).clone()
+}
+
+fn mapper_of(design: &Design, plans: &OnceLock<Arc<Plans>>, limits: Limits) -> Result<Box<dyn Mapper>> {
     if design.language == Language::Query {
         let definition = |map: &MapDefinition| {
             IndexDefinition::of_view(&design.id, "", &map.source, design.is_partitioned)
@@ -551,7 +684,7 @@ fn mapper_of(design: &Design, plans: &Arc<Plans>, limits: Limits) -> Result<Box<
         return Ok(Box::new(MangoMapper(design.maps.iter().map(definition).collect())));
     }
     let sources = sources_of(design);
-    Ok(Box::new(PlannedMapper::new(plans.clone(), design.lib.as_deref(), &sources, limits)?))
+    Ok(Box::new(PlannedMapper::new(plans_of(design, plans), design.lib.as_deref(), &sources, limits)?))
 }
 
 fn sources_of(design: &Design) -> Vec<&str> {

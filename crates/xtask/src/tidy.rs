@@ -26,7 +26,7 @@ mod tests;
 const LMDB: &str = "peers/src/store/lmdb.rs";
 
 /// The crates of the engine and the server, the highest first. A crate depends only on those after it.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "settee",
     "settee-bench",
     "settee-http",
@@ -35,6 +35,7 @@ const ORDER: [&str; 13] = [
     "settee-map",
     "settee-js",
     "settee-doc",
+    "settee-auth",
     "settee-collate",
     "settee-store",
     "settee-tree",

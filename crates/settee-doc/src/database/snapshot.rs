@@ -12,6 +12,7 @@ use bytes::{Bytes, BytesMut};
 use settee_io::yield_now;
 use settee_store::{Location, Seq, Snapshot as StoreSnapshot};
 
+use super::counters::Counter;
 use super::range::{Range, as_slice, bounds, local_bounds, opposite, prefix_bounds};
 use super::rows::{LocalRows, Purges, Rows};
 use super::summary::{BodyRef, Leaf, Summary, row};
@@ -220,6 +221,15 @@ impl Snapshot {
     /// `Internal` if it can't be read.
     pub async fn read_local(&self, body: BodyRef) -> Result<Bytes> {
         self.read_plain(body.location).await
+    }
+
+    /// Number of the last purge in the snapshot; 0 if there was none.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn purge_seq(&self) -> Result<u64> {
+        let entry = self.store.get(&Counter::PurgeSeq.key()).await?;
+        entry.map_or(Ok(0), |entry| decode_number(&entry.meta))
     }
 
     /// The purge infos after the one with this number, oldest first. Older ones may have been removed.

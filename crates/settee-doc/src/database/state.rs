@@ -235,6 +235,11 @@ impl Database {
         self.counters.accept(seq, counter, value, self.store.snapshot().seq());
     }
 
+    /// Whether the database was deleted: its users get `NotFound`.
+    pub fn is_deleted(&self) -> bool {
+        self.is_deleted.load(Ordering::Acquire)
+    }
+
     /// Returns once everything accepted before the call is persisted.
     ///
     /// # Errors
@@ -374,7 +379,7 @@ impl Database {
 
     /// Replaces any error of a deleted database by `NotFound`.
     pub(super) fn not_found_if_deleted(&self, error: Error) -> Error {
-        match self.is_deleted.load(Ordering::Acquire) {
+        match self.is_deleted() {
             true => Error::no_database(),
             false => error,
         }

@@ -63,6 +63,7 @@ const REDUCES: [&str; 6] = ["_sum", "_count", "_stats", "_approx_count_distinct"
 
 /// Built-in reduce functions whose name ends with a number, and that number's maximum.
 const COUNTED_REDUCES: [&str; 2] = ["_top_", "_bottom_"];
+/// Largest number of values of `_top_N` and `_bottom_N`.
 const REDUCE_COUNT_MAX: u32 = 100;
 
 /// Checks the members of a design document, given as a document's body without braces.

@@ -270,13 +270,13 @@ impl Parser {
 }
 
 /// Compiles a regular expression for matching only. Each of its programs has at most `bytes_max` bytes.
-fn compile(pattern: &str, unicode: bool, bytes_max: usize) -> Result<Regex, BuildError> {
+fn compile(pattern: &str, unicode: bool, bytes_max: usize) -> Result<Regex, Box<BuildError>> {
     let config = Regex::config()
         .utf8_empty(false)
         .nfa_size_limit(Some(bytes_max))
         .hybrid_cache_capacity(REGEX_CACHE_BYTES_MAX);
     let syntax = syntax::Config::new().unicode(unicode).utf8(false);
-    Regex::builder().configure(config).syntax(syntax).build(pattern)
+    Regex::builder().configure(config).syntax(syntax).build(pattern).map_err(Box::new)
 }
 
 /// The condition `$text` without a text index, which every document meets. It can't be on a field, or negated.

@@ -218,13 +218,20 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * PAGE_BYTES)
 }
 
-/// The components of this server in place of CouchDB's. There is no query server yet, and only bytewise
-/// collation.
+/// Version of QuickJS-ng in the crate `rquickjs`: the functions of design documents run in it.
+const QUICKJS_VERSION: &str = "0.16.2";
+
+/// The components of this server in place of CouchDB's. The version of the collation is that of the keys' order,
+/// whose last part is the version of ICU4X.
 fn versions() -> Vec<u8> {
     let version = env!("CARGO_PKG_VERSION");
+    let collator = settee_view::COLLATION_VERSION;
+    let library = collator.rsplit('-').next().unwrap_or(collator);
     format!(
         "{{\"settee\":{{\"version\":\"{version}\"}},\"couchdb\":{{\"version\":\"{COUCHDB_VERSION}\"}},\
-         \"collation_driver\":{{\"name\":\"none\"}},\"javascript_engine\":{{\"name\":\"none\"}}}}\n"
+         \"collation_driver\":{{\"name\":\"icu4x\",\"library_version\":\"{library}\",\
+         \"collator_version\":\"{collator}\"}},\
+         \"javascript_engine\":{{\"name\":\"quickjs-ng\",\"version\":\"{QUICKJS_VERSION}\"}}}}\n"
     )
     .into()
 }

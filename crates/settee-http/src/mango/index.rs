@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Document, Edit, ErrorKind};
+use settee_view::mango::limits::INDEXES_MAX;
 use settee_view::mango::{self, DESIGN, DesignEdit, NewIndex};
 
 use super::definitions::{self, DESIGN_BYTES_MAX};
@@ -81,6 +82,7 @@ async fn create(context: &mut RequestContext<'_>, database: &Database) -> Handle
     let result = match mango::add_index(text.as_deref(), &new)? {
         DesignEdit::Unchanged => "exists",
         DesignEdit::Changed(text) => {
+            check_limits(database, &new, &text).await?;
             let mut budget = BodyBudget::unlimited();
             let options = &context.server.document_options;
             let mut edit = body::parse_edit(text.as_bytes(), options, &mut budget)?;
@@ -96,6 +98,21 @@ async fn create(context: &mut RequestContext<'_>, database: &Database) -> Handle
     settee_doc::write_json_string(name, &mut text);
     text.extend_from_slice(b"}\n");
     Ok(response::json(StatusCode::OK, text))
+}
+
+/// Refuses an index that would make a search fail, or that a search wouldn't see. `design` is its design document.
+async fn check_limits(database: &Database, new: &NewIndex, design: &str) -> Result<(), ApiError> {
+    if design.len() as u64 > DESIGN_BYTES_MAX {
+        return Err(design_too_large());
+    }
+    let indexes = definitions::load(database, &database.snapshot()).await?;
+    let (ddoc, name) = (&new.definition.ddoc, &new.definition.name);
+    let replaces = indexes.iter().any(|index| index.ddoc == *ddoc && index.name == *name);
+    if indexes.len() >= INDEXES_MAX && !replaces {
+        let reason = format!("A database has at most {INDEXES_MAX} indexes.");
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "too_many_indexes", reason));
+    }
+    Ok(())
 }
 
 async fn bulk_delete(context: &mut RequestContext<'_>, database: &Database) -> HandlerResult {
@@ -162,12 +179,14 @@ async fn design_document(database: &Database, id: &str) -> Result<Option<Documen
     let found = database.snapshot().document_or_deleted(id).await?;
     let found = found.filter(|document| !document.deleted);
     match found {
-        Some(document) if document.body_size() > DESIGN_BYTES_MAX => {
-            let reason = format!("A design document with indexes has at most {DESIGN_BYTES_MAX} bytes.");
-            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "document_too_large", reason))
-        }
+        Some(document) if document.body_size() > DESIGN_BYTES_MAX => Err(design_too_large()),
         found => Ok(found),
     }
+}
+
+fn design_too_large() -> ApiError {
+    let reason = format!("A design document with indexes has at most {DESIGN_BYTES_MAX} bytes.");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "document_too_large", reason)
 }
 
 async fn save(context: &RequestContext<'_>, database: &Database, edit: Edit) -> Result<(), ApiError> {

@@ -63,13 +63,12 @@ impl IndexRows for ViewRows {
         }
         let view = design.view(&definition.name)?;
         let (index, space) = (design.snapshot(view)?, design.space(view, partition.as_deref()));
-        let mut row_ranges = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            let mut range = space.between(&range.low.sort_key(), &range.high.sort_key());
-            if let Some(Bookmark { id, key: Some(key) }) = &after {
-                range = space.after(&range, key, id, descending)?;
+        let mut row_ranges =
+            space.between(ranges.iter().map(|range| (range.low.sort_key(), range.high.sort_key())));
+        if let Some(Bookmark { id, key: Some(key) }) = &after {
+            for range in &mut row_ranges {
+                *range = space.after(range, key, id, descending)?;
             }
-            row_ranges.push(range);
         }
         if descending {
             row_ranges.reverse();

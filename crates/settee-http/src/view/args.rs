@@ -154,6 +154,11 @@ impl Args {
                 budget.charge(1, value.len())?;
                 self.set(&name, value)
             }
+            // Booleans may be strings; numbers must be numbers.
+            name @ ("limit" | "skip" | "group_level") => match json::string(value) {
+                Some(text) => Err(query::no_integer(&text)),
+                None => self.set(name, value),
+            },
             name => self.set(name, &json::string(value).unwrap_or(Cow::Borrowed(value))),
         })
     }
@@ -226,7 +231,7 @@ impl Args {
         }
     }
 
-    /// A single key of `keys` counts as `key`.
+    /// A single key of `keys` counts as `key`. Without any, bounds are accepted and have no effect.
     fn check_keys(&mut self, output: Output) -> Result<(), ApiError> {
         let Some(keys) = &mut self.keys else { return Ok(()) };
         if let [key] = &mut keys[..] {
@@ -235,7 +240,7 @@ impl Args {
             self.keys = None;
             return Ok(());
         }
-        if self.start.is_some() || self.end.is_some() {
+        if !keys.is_empty() && (self.start.is_some() || self.end.is_some()) {
             let reason = "`keys` is incompatible with `key`, `start_key` and `end_key`";
             return Err(ApiError::query_parse_error(reason));
         }

@@ -6,7 +6,7 @@ use hyper::{Method, StatusCode};
 use settee_doc::Database;
 use settee_view::DesignViews;
 
-use super::args::{Args, Update};
+use super::args::{Args, Output, Update};
 use super::query::ViewQuery;
 use super::rows::write_result;
 use crate::body::{self, ALLOCATION_BYTES, BodyBudget, MemoryPermit};
@@ -61,7 +61,7 @@ async fn view(
     args.partition = partition.map(str::to_owned).or(args.partition);
     let views = context.server.views.design(&database, design).await?;
     let query = ViewQuery::new(&database, &views, view, args)?;
-    bring_up(&database, &views, &query.args).await?;
+    bring_up(&database, &views, &query).await?;
     views.snapshot(views.view(view)?)?;
     if context.is_head() {
         return Ok(response::empty(StatusCode::OK));
@@ -108,7 +108,7 @@ async fn queries(
     };
     let (queries, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
     for query in &queries {
-        bring_up(&database, &views, &query.args).await?;
+        bring_up(&database, &views, query).await?;
         views.snapshot(views.view(&query.view)?)?;
     }
     writer::respond(context.output(), async move |mut out| {
@@ -124,12 +124,20 @@ async fn queries(
     .await
 }
 
-/// Builds the indexes as far as a query requires.
-async fn bring_up(database: &Arc<Database>, views: &Arc<DesignViews>, args: &Args) -> Result<(), ApiError> {
-    views.add_reduces().await?;
+/// Builds the indexes as far as a query requires. One that doesn't wait for a build waits for nothing.
+async fn bring_up(
+    database: &Arc<Database>,
+    views: &Arc<DesignViews>,
+    query: &ViewQuery,
+) -> Result<(), ApiError> {
     let target = database.snapshot().update_seq();
-    match args.update {
-        Update::Before => views.build(database, target).await?,
+    match query.args.update {
+        Update::Before => {
+            if matches!(query.output, Output::Groups(_)) {
+                views.add_reduces(views.view(&query.view)?).await?;
+            }
+            views.build(database, target).await?;
+        }
         Update::After => views.build_in_background(database, target),
         Update::Never => {}
     }

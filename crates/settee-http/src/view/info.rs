@@ -27,6 +27,7 @@ pub(crate) async fn info(
         update_seq,
         purge_seq,
         is_building,
+        is_compacting,
         waiting_count,
         stopped,
         runs,
@@ -44,7 +45,9 @@ pub(crate) async fn info(
     );
     text.extend_from_slice(figures.as_bytes());
     settee_doc::write_json_string(views.design.language_text(), &mut text);
-    text.extend_from_slice(b",\"compact_running\":false,\"collator_versions\":[");
+    text.extend_from_slice(
+        format!(",\"compact_running\":{is_compacting},\"collator_versions\":[").as_bytes(),
+    );
     settee_doc::write_json_string(settee_view::COLLATION_VERSION, &mut text);
     text.push(b']');
     if !stopped.is_empty() {

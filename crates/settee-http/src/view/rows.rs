@@ -16,6 +16,9 @@ use crate::response::writer::ResponseWriter;
 /// Rows whose documents are read together.
 const ROWS_WITH_DOCUMENTS: usize = 256;
 
+/// Bytes of such rows that are held at once; the last one may exceed them.
+const WINDOW_BYTES_MAX: usize = 1 << 20;
+
 /// Rows between two yields to other tasks.
 const ROWS_PER_YIELD: u64 = 256;
 
@@ -39,7 +42,7 @@ pub(super) async fn write_result(
             out.buffer.extend_from_slice(b"\"rows\":[\r\n");
             let reduce = definition.reduce.as_deref().unwrap_or_default();
             let (descending, skip, limit) = (args.descending, args.skip, args.limit);
-            let groups = Groups::new(snapshot, space, reduce, grouping, ranges, descending, skip, limit)?;
+            let groups = Groups::new(snapshot, space, reduce, grouping, ranges, descending, skip, limit);
             write_groups(groups, out).await?;
         }
         Output::Rows => {
@@ -95,6 +98,8 @@ async fn offset(snapshot: &IndexSnapshot, query: &ViewQuery, total: u64) -> Resu
                 first = Some(range);
                 break;
             }
+            // Reads from memory never yield.
+            tokio::task::consume_budget().await;
         }
     }
     let before = match first {
@@ -227,10 +232,12 @@ async fn write_rows_with_documents(
     let options = DocumentOptions::of_row(args.conflicts, args.attachments, args.encoding);
     let mut is_first = true;
     loop {
-        let mut window = Vec::new();
+        let (mut window, mut bytes) = (Vec::new(), 0);
         while window.len() < ROWS_WITH_DOCUMENTS
+            && bytes < WINDOW_BYTES_MAX
             && let Some(row) = rows.next().await?
         {
+            bytes += row.key.len() + row.value.len();
             window.push(RowWithDocument::new(row));
         }
         if window.is_empty() {

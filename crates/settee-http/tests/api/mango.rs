@@ -205,6 +205,31 @@ fn a_large_document_is_matched_and_shown_in_part() {
 }
 
 #[test]
+fn an_index_too_many_is_refused_before_searches_fail() {
+    const INDEXES_MAX: usize = settee_view::mango::limits::INDEXES_MAX;
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let view = |name: &str| {
+        json!({"map": {"fields": {name: "asc"}, "partial_filter_selector": {}}, "reduce": "_count",
+            "options": {"def": {"fields": [name]}}})
+    };
+    let views: serde_json::Map<_, _> =
+        (0..INDEXES_MAX).map(|n| (format!("v{n}"), view(&format!("n{n}")))).collect();
+    let design = json!({"language": "query", "views": views, "autoupdate": false});
+    client.put("/db/_design/d", &design.to_string()).expect_status(201);
+    let mut create = |name: &str, field: &str| {
+        let index = json!({"index": {"fields": [field]}, "ddoc": "d", "name": name});
+        client.post("/db/_index", &index.to_string())
+    };
+    let reason = format!("A database has at most {INDEXES_MAX} indexes.");
+    create("new", "a").expect_error(400, "too_many_indexes", &reason);
+    assert_eq!(create("v0", "a").expect_status(200).json()["result"], "created", "it replaces one");
+    create("v1", &"long".repeat(1 << 18)).expect_status(413);
+    client.post("/db/_find", "{\"selector\":{\"a\":1}}").expect_status(200);
+}
+
+#[test]
 fn slow_regular_expressions_do_not_delay_other_requests() {
     let server = Server::start();
     let mut client = server.connect();
@@ -432,4 +457,45 @@ fn large_selectors_are_planned_and_larger_ones_refused() {
     assert_eq!(reply.expect_status(400).json()["error"], "invalid_selector");
     let alternatives: Vec<Value> = (0..1500).map(|n| json!({"n": {"$eq": n}})).collect();
     assert_eq!(ids(&found(&mut client, &json!({"selector": {"$or": alternatives}}))).len(), 5);
+}
+
+#[test]
+fn an_index_finds_what_a_search_without_one_finds_however_long_the_strings_are() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let texts: Vec<String> = [1, 2_000, 4_070, 4_080, 5_000]
+        .iter()
+        .flat_map(|length| ["a", "b", "c"].map(|end| "x".repeat(*length) + end))
+        .collect();
+    let docs: Vec<Value> = texts.iter().zip(0..).map(|(n, m)| json!({"n": n, "m": m % 3})).collect();
+    client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    let conditions = |text: &String| {
+        [
+            json!({"n": text}),
+            json!({"n": {"$gt": text}}),
+            json!({"n": {"$lte": text}}),
+            json!({"n": {"$in": [text, texts[13], texts[14]]}}),
+            json!({"n": text, "m": {"$gte": 1}}),
+        ]
+    };
+    let selectors: Vec<Value> = texts.iter().flat_map(conditions).collect();
+    let mut all = |fields: &[&str]| -> Vec<Vec<String>> {
+        if !fields.is_empty() {
+            let index = json!({"index": {"fields": fields}, "name": "i"});
+            client.post("/db/_index", &index.to_string()).expect_status(200);
+        }
+        let mut found_by = |selector: &Value| {
+            let found = found(&mut client, &json!({"selector": selector, "limit": 100}));
+            assert_eq!(found.get("warning").is_none(), !fields.is_empty(), "{fields:?}");
+            let mut ids: Vec<String> = ids(&found).into_iter().map(str::to_owned).collect();
+            ids.sort_unstable();
+            ids
+        };
+        selectors.iter().map(&mut found_by).collect()
+    };
+    let expected = all(&[]);
+    assert_eq!(expected[0].len(), 1);
+    assert_eq!(all(&["n"]), expected);
+    assert_eq!(all(&["n", "m"]), expected);
 }

@@ -50,7 +50,21 @@ fn system_figures_and_versions_are_reported() {
     assert!(system["memory"]["other"].as_u64().unwrap() > 1 << 20, "{system}");
     let versions = client.get("/_node/_local/_versions").expect_status(200).json();
     assert_eq!(versions["couchdb"]["version"], "3.5.0");
-    assert_eq!(versions["javascript_engine"]["name"], "none");
+    assert_eq!(versions["collation_driver"]["name"], "icu4x");
+    assert_eq!(versions["collation_driver"]["collator_version"], settee_view::COLLATION_VERSION);
+    assert_eq!(versions["javascript_engine"], json!({"name": "quickjs-ng", "version": "0.16.2"}));
+}
+
+#[test]
+fn versions_are_those_of_the_crates_in_use() {
+    let server = Server::start();
+    let versions = server.connect().get("/_node/_local/_versions").expect_status(200).json();
+    let lock = include_str!("../../../../Cargo.lock");
+    let has =
+        |name: &str, version: &str| lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"\n"));
+    assert!(has("icu_collator_data", versions["collation_driver"]["library_version"].as_str().unwrap()));
+    // rquickjs-sys contains QuickJS-ng: another version of the crate means another QUICKJS_VERSION.
+    assert!(has("rquickjs-sys", "0.14.0"), "see QJS_VERSION_* in the crate's quickjs.h");
 }
 
 #[test]

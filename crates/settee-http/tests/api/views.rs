@@ -87,6 +87,7 @@ fn options_select_rows() {
         ("keys=[7,3,1]&skip=1&limit=1", vec![3], 8),
         ("keys=[7,3]&descending=true", vec![3, 7], 6),
         ("keys=[2]&key=1", vec![2], 2),
+        ("keys=[]&startkey=3&endkey=1", vec![], 0),
         ("startkey=3&startkey_docid=d9&limit=1", vec![4], 4),
         ("startkey=3&endkey=3&endkey_docid=d2", vec![], 3),
         ("startkey=1&endkey=2&limit=0", vec![], 1),
@@ -148,6 +149,16 @@ fn bad_options_have_the_errors_of_couchdb() {
     query(&mut client, "key=x").expect_error(400, "bad_request", "invalid UTF-8 JSON");
     let post = |client: &mut Client, body: &str| client.post("/db/_design/d/_view/a", body);
     post(&mut client, "{\"keys\":1}").expect_error(400, "bad_request", "`keys` member must be an array.");
+    for option in ["limit", "skip", "group_level"] {
+        let (text, number) = (format!("{{\"{option}\":\"1\"}}"), format!("{{\"{option}\":0}}"));
+        let reason = "Invalid value for integer: \"1\"";
+        post(&mut client, &text).expect_error(400, "query_parse_error", reason);
+        let queries = format!("{{\"queries\":[{text}]}}");
+        let reply = client.post("/db/_design/d/_view/a/queries", &queries);
+        reply.expect_error(400, "query_parse_error", reason);
+        post(&mut client, &number).expect_status(200);
+    }
+    post(&mut client, "{\"descending\":\"TRUE\"}").expect_status(200);
     post(&mut client, "[]").expect_error(400, "bad_request", "Request body must be a JSON object");
     let reason = "The `queries` parameter is no longer supported at this endpoint";
     post(&mut client, "{\"queries\":[]}").expect_error(400, "bad_request", reason);
@@ -359,4 +370,41 @@ fn a_view_of_a_partitioned_database_is_of_one_partition() {
     let reason = "`partition` parameter is not supported in this design doc";
     client.get("/db/_partition/p/_design/g/_view/a").expect_error(400, "query_parse_error", reason);
     assert_eq!(keys(&client.get("/db/_design/g/_view/a")).len(), 3);
+}
+
+#[test]
+fn a_level_keeps_arrays_apart_that_are_shorter_than_it() {
+    let (_server, mut client) = start();
+    design(&mut client, json!({"a": {"map": "function (doc) { emit(doc.k, doc.n); }", "reduce": "_sum"}}));
+    let keys =
+        [json!([]), json!([2024]), json!([2024, 5]), json!([2024, 5, 1]), json!([2024, 6]), json!("x")];
+    let docs: Vec<Value> =
+        keys.iter().zip(0..).map(|(key, n)| json!({"k": key, "n": 10_u64.pow(n)})).collect();
+    client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    for (level, expected) in [
+        (1, json!([["x", 100_000], [[], 1], [[2024], 11_110]])),
+        (2, json!([["x", 100_000], [[], 1], [[2024], 10], [[2024, 5], 1_100], [[2024, 6], 10_000]])),
+        (
+            3,
+            json!([
+                ["x", 100_000],
+                [[], 1],
+                [[2024], 10],
+                [[2024, 5], 100],
+                [[2024, 5, 1], 1_000],
+                [[2024, 6], 10_000]
+            ]),
+        ),
+    ] {
+        for descending in [false, true] {
+            let reply = query(&mut client, &format!("group_level={level}&descending={descending}")).json();
+            let mut expected = expected.as_array().unwrap().clone();
+            if descending {
+                expected.reverse();
+            }
+            let rows = reply["rows"].as_array().unwrap().iter();
+            let found: Vec<Value> = rows.map(|row| json!([row["key"], row["value"]])).collect();
+            assert_eq!(found, expected, "level {level}, descending {descending}");
+        }
+    }
 }

@@ -160,6 +160,24 @@ fn code_as_data_and_modules() {
 }
 
 #[test]
+fn a_source_that_is_a_function_only_within_parentheses() {
+    for source in ["doc)=>emit(doc.a", "doc)=>(emit(doc.a)", "function (doc) {}), (function (doc) {}"] {
+        assert!(Engine::compile(source).is_err(), "{source}");
+        assert_outside(source, "source that isn't one function");
+    }
+}
+
+#[test]
+fn a_function_named_like_a_constant() {
+    for name in ["undefined", "NaN", "Infinity"] {
+        let source = format!("function {name}(doc) {{ emit(doc.a); }}");
+        assert!(Engine::compile(&source).is_err(), "{source}");
+        assert_outside(&source, "a function with the name of a constant");
+    }
+    assert_mapped_alike("function f(doc) { emit(doc.a); }", &[r#"{"a":1}"#]);
+}
+
+#[test]
 fn numbers_and_strings_of_other_forms() {
     assert_all_outside(
         "",

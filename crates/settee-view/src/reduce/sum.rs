@@ -5,6 +5,7 @@
 use serde_json::{Map, Value};
 
 use super::number::Number;
+use crate::row::{push_bytes, push_varint, take_bytes, take_varint};
 
 /// A sum. Structured ones are kept as trees: they are small, or the node they are in has no summary.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,32 +119,67 @@ impl Sum {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Sum::Number(number) => {
-                out.push(0);
+                out.push(NUMBER);
                 number.encode(out);
             }
+            // It is alone: a sum with a refused value in it is refused.
             Sum::Refused(value) => {
-                out.push(1);
+                out.push(REFUSED);
                 out.extend_from_slice(value.as_bytes());
             }
-            // Doubles lose the error that they carry.
-            Sum::Array(_) | Sum::Object(_) => {
-                out.push(2);
-                self.write_json(out);
+            Sum::Array(elements) => {
+                out.push(ARRAY);
+                push_varint(elements.len() as u64, out);
+                elements.iter().for_each(|element| element.encode(out));
+            }
+            Sum::Object(members) => {
+                out.push(OBJECT);
+                push_varint(members.len() as u64, out);
+                for (name, value) in members {
+                    push_bytes(name.as_bytes(), out);
+                    value.encode(out);
+                }
             }
         }
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Sum> {
-        let (kind, mut rest) = bytes.split_first()?;
-        let text = std::str::from_utf8(rest);
-        match kind {
-            0 => Number::decode(&mut rest).filter(|_| rest.is_empty()).map(Sum::Number),
-            1 => Some(Sum::Refused(text.ok()?.to_owned())),
-            2 => Sum::of_value(&serde_json::from_str::<Value>(text.ok()?).ok()?),
+    pub(crate) fn decode(mut bytes: &[u8]) -> Option<Sum> {
+        let sum = Sum::take(&mut bytes)?;
+        bytes.is_empty().then_some(sum)
+    }
+
+    /// Decodes a sum from the front of `bytes`.
+    fn take(bytes: &mut &[u8]) -> Option<Sum> {
+        let (kind, rest) = bytes.split_first()?;
+        *bytes = rest;
+        match *kind {
+            NUMBER => Number::decode(bytes).map(Sum::Number),
+            REFUSED => {
+                let text = std::str::from_utf8(std::mem::take(bytes)).ok()?;
+                Some(Sum::Refused(text.to_owned()))
+            }
+            ARRAY => {
+                let count = take_varint(bytes)?;
+                (0..count).map(|_| Sum::take(bytes)).collect::<Option<_>>().map(Sum::Array)
+            }
+            OBJECT => {
+                let count = take_varint(bytes)?;
+                let mut member = || {
+                    let name = std::str::from_utf8(take_bytes(bytes)?).ok()?.to_owned();
+                    Some((name, Sum::take(bytes)?))
+                };
+                (0..count).map(|_| member()).collect::<Option<_>>().map(Sum::Object)
+            }
             _ => None,
         }
     }
 }
+
+/// First bytes of encoded sums.
+const NUMBER: u8 = 0;
+const REFUSED: u8 = 1;
+const ARRAY: u8 = 2;
+const OBJECT: u8 = 3;
 
 /// Adds by position; a missing element is 0. Empty arrays make `[0]`, as in CouchDB, whose sum begins with 0.
 fn add_arrays(one: &[Sum], other: &[Sum]) -> Sum {
@@ -179,4 +215,36 @@ fn add_objects(one: &[(String, Sum)], other: &[(String, Sum)]) -> Sum {
         }
     }
     Sum::Object(sums.into_iter().map(|(name, _)| name).zip(values).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a sum survives its encoding. Method: sums of all kinds, also beyond the range of doubles.
+
+    use super::Sum;
+
+    #[test]
+    fn a_sum_survives_its_encoding() {
+        for values in [
+            &["1", "0.5"][..],
+            &["1e308", "1e308"],
+            &["[1e308, 2]", "[1e308]", "7"],
+            &[r#"{"a":{"b":[1e308]},"c":1}"#, r#"{"a":{"b":[1e308, 0.1]}}"#],
+            &["[0.1]", "[0.2]", "[1e16]", "[-1e16]"],
+            &["[340282366920938463463]", "[1]"],
+            &["[]", "{}"],
+            &["\"x\"", "1"],
+            &["[[1],[2,[3]]]", "[[1]]"],
+        ] {
+            let sum = values.iter().map(|value| Sum::of(value)).reduce(|one, other| one.add(&other)).unwrap();
+            let mut bytes = Vec::new();
+            sum.encode(&mut bytes);
+            let decoded = Sum::decode(&bytes).unwrap_or_else(|| panic!("{values:?}"));
+            let mut again = Vec::new();
+            decoded.encode(&mut again);
+            assert_eq!((again, decoded.json()), (bytes.clone(), sum.json()), "{values:?}");
+            let cut = Sum::decode(&bytes[..bytes.len() - 1]);
+            assert_eq!(cut.is_some(), matches!(sum, Sum::Refused(_)), "{values:?}");
+        }
+    }
 }

@@ -18,8 +18,21 @@ const ROWS: &str = r#"function (doc) {
     if (doc.size) emit('large', new Array(doc.size + 1).join('x'));
 }"#;
 
-/// Emits numbers only.
-const NUMBERS: &str = "function (doc) { emit([doc.n % 2, doc.n % 5], doc.n); }";
+/// Emits numbers only, under arrays of up to three elements, of which one may be very long.
+const NUMBERS: &str = "function (doc) {
+    var key = [doc.n % 2, doc.n % 5, doc.n % 3].slice(0, doc.n % 4);
+    if (doc.n % 7 === 0) key.push(new Array(5001).join('x') + doc.n % 3);
+    emit(key, doc.n);
+}";
+
+/// The key that [`NUMBERS`] emits, and how much of it its place in the order shows.
+fn numbers_key(n: u64) -> Vec<Value> {
+    let mut key: Vec<Value> = [n % 2, n % 5, n % 3].map(Value::from)[..(n % 4) as usize].to_vec();
+    if n.is_multiple_of(7) {
+        key.push(json!(format!("{}{}", "x".repeat(5_000), n % 3)));
+    }
+    key
+}
 
 const DESIGN: &str = "_design/d";
 
@@ -64,7 +77,7 @@ pub(crate) struct Subject {
 fn sort_key(value: &Value, collation: Collation) -> Vec<u8> {
     let mut key = Vec::new();
     write_sort_key(&value.to_string(), collation, &mut key).unwrap();
-    if key.len() > 4_096 {
+    if key.len() > 4_080 {
         let hash = blake3::hash(&key);
         key.truncate(4_080);
         key.extend_from_slice(&hash.as_bytes()[..16]);
@@ -87,6 +100,8 @@ fn random_key(random: &mut Random) -> Value {
         json!(["a", 1]),
         json!({"a": 1}),
         json!("x".repeat(5_000)),
+        json!("x".repeat(5_000) + "y"),
+        json!("x".repeat(5_000) + "z"),
     ];
     random.choice(&keys).clone()
 }
@@ -172,7 +187,9 @@ impl Subject {
     /// The indexes, brought up to date.
     pub(crate) async fn built(&self) -> Arc<DesignViews> {
         let design = self.views.design(&self.database, DESIGN).await.unwrap();
-        design.add_reduces().await.unwrap();
+        for view in &design.design.views {
+            design.add_reduces(view).await.unwrap();
+        }
         design.build(&self.database, self.database.snapshot().update_seq()).await.unwrap();
         design
     }
@@ -316,11 +333,15 @@ fn is_in(row: &ModelRow, keys: &KeyRange) -> bool {
 pub(crate) async fn check_reduces(design: &DesignViews, documents: &BTreeMap<String, Value>, case: &str) {
     for view in &design.design.views {
         let Some(reduce) = view.reduce.as_deref().filter(|_| view.name != "rows_too") else { continue };
-        for level in 0..3 {
-            let mut groups: BTreeMap<Vec<u64>, Vec<u64>> = BTreeMap::new();
+        for level in 0..5 {
+            let mut groups: BTreeMap<Vec<u8>, (Value, Vec<u64>)> = BTreeMap::new();
             for document in documents.values() {
                 let n = document["n"].as_u64().unwrap();
-                groups.entry([n % 2, n % 5][..level].to_vec()).or_default().push(n);
+                let mut key = numbers_key(n);
+                key.truncate(level);
+                let key = if level == 0 { Value::Null } else { json!(key) };
+                let group = groups.entry(sort_key(&key, Collation::Unicode));
+                group.or_insert_with(|| (key, Vec::new())).1.push(n);
             }
             let value = |numbers: &[u64]| {
                 let (sum, count) = (numbers.iter().sum::<u64>(), numbers.len());
@@ -337,14 +358,16 @@ pub(crate) async fn check_reduces(design: &DesignViews, documents: &BTreeMap<Str
                     _ => json!(count),
                 }
             };
-            let expected: Vec<(Value, Value)> = groups
-                .iter()
-                .map(|(key, numbers)| (if level == 0 { Value::Null } else { json!(key) }, value(numbers)))
-                .collect();
+            let descending = level % 2 == 1;
+            let mut expected: Vec<(Value, Value)> =
+                groups.into_values().map(|(key, numbers)| (key, value(&numbers))).collect();
+            if descending {
+                expected.reverse();
+            }
             let grouping = if level == 0 { Grouping::All } else { Grouping::Level(level) };
             let (index, space) = (design.snapshot(view).unwrap(), design.space(view, None));
             let ranges = vec![space.all()];
-            let mut groups = Groups::new(index, space, reduce, grouping, ranges, false, 0, u64::MAX).unwrap();
+            let mut groups = Groups::new(index, space, reduce, grouping, ranges, descending, 0, u64::MAX);
             let mut found = Vec::new();
             while let Some(group) = groups.next().await.unwrap() {
                 let value = group.value.unwrap();

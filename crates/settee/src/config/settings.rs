@@ -338,9 +338,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     ),
     setting(
         "views",
-        "open_designs_max",
-        Kind::Number(Limit::new(Count, field!(views.open_designs_max))),
-        "Design documents whose index files stay open while nobody uses them.",
+        "open_indexes_max",
+        Kind::Number(Limit::new(Count, field!(views.open_indexes_max))),
+        "Indexes whose files stay open while nobody uses them; at most a quarter of the files that may be open.",
     ),
     setting(
         "views",

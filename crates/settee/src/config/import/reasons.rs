@@ -45,7 +45,8 @@ const ONE_NODE: &str = "a server is one node";
 const NO_USERS: &str = "users other than the administrator aren't supported yet";
 const NO_USERS_SECTION: &str = "no counterpart: users other than the administrator aren't supported yet";
 const NO_REPLICATOR: &str = "a replicator isn't supported yet; other servers can replicate with this one";
-const NO_VIEWS: &str = "views and Mango aren't supported yet";
+const VIEWS: &str = "[views] configures indexes and their builds";
+const FUNCTIONS: &str = "javascript_bytes_max and javascript_ticks_max limit functions";
 const NO_TLS: &str = "TLS isn't supported yet: a proxy in front of the server can provide it";
 const NO_JWT: &str = "JWT isn't supported yet";
 const NO_FULL_TEXT: &str = "full-text search isn't supported";
@@ -81,12 +82,12 @@ const KEYS: &[(&str, &str, &str)] = &[
     ("couchdb", "file_compression", "documents are stored as received"),
     ("couchdb", "max_database_name_length", "a name has 238 bytes at most, CouchDB's default"),
     ("couchdb", "max_document_id_length", "an id has 8000 bytes at most"),
-    ("couchdb", "os_process_timeout", NO_PROCESSES),
+    ("couchdb", "os_process_timeout", FUNCTIONS),
     ("couchdb", "uri_file", "the log contains the address at start"),
     ("couchdb", "users_db_security_editable", NO_USERS),
     ("couchdb", "users_db_suffix", NO_USERS),
     ("couchdb", "uuid", "the server generates its own and stores it in server-uuid in the data directory"),
-    ("couchdb", "view_index_dir", NO_VIEWS),
+    ("couchdb", "view_index_dir", "indexes are in views/ of the data directory"),
     ("httpd", "bind_address", NODE_LOCAL_PORT),
     ("httpd", "port", NODE_LOCAL_PORT),
     ("log", "file", "the server doesn't append to CouchDB's log: set `log_file` to another file"),
@@ -102,12 +103,12 @@ const SECTIONS: &[(&str, &str)] = &[
     ("cluster", ONE_NODE),
     ("cors", "CORS per host isn't supported: [cors] applies to all hosts"),
     ("couch_httpd_auth", NO_USERS_SECTION),
-    ("couch_mrview", NO_VIEWS),
+    ("couch_mrview", VIEWS),
     ("couch_peruser", NO_USERS),
-    ("couch_quickjs_scanner_plugin", NO_VIEWS),
+    ("couch_quickjs_scanner_plugin", "there is one JavaScript engine"),
     ("couchdb_engines", "there is one storage engine"),
     ("csp", "Content-Security-Policy isn't sent"),
-    ("ddoc_cache", NO_VIEWS),
+    ("ddoc_cache", VIEWS),
     ("disk_monitor", "writes get 507 while the disk is full"),
     ("dreyfus", NO_FULL_TEXT),
     ("fabric", ONE_NODE),
@@ -116,14 +117,14 @@ const SECTIONS: &[(&str, &str)] = &[
     ("ioq", "[io] configures the queues of file operations"),
     ("jwt_auth", NO_JWT),
     ("jwt_keys", NO_JWT),
-    ("ken", NO_VIEWS),
-    ("mango", NO_VIEWS),
+    ("ken", "view_autoupdate says whether indexes are built after writes"),
+    ("mango", "Mango isn't configurable: a page has 25 results by default"),
     ("mem3", ONE_NODE),
     ("native_query_servers", NO_PROCESSES),
     ("nouveau", NO_FULL_TEXT),
     ("prometheus", METRICS),
     ("purge", "the limits of a purge are fixed"),
-    ("query_server_config", NO_VIEWS),
+    ("query_server_config", FUNCTIONS),
     ("query_servers", NO_PROCESSES),
     ("replicator", NO_REPLICATOR),
     ("reshard", NOT_SHARDED),
@@ -132,7 +133,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("ssl", NO_TLS),
     ("stats", "statistics aren't collected in intervals"),
     ("vhosts", "virtual hosts aren't supported"),
-    ("view_updater", NO_VIEWS),
+    ("view_updater", VIEWS),
     ("x_frame_options", "X-Frame-Options isn't sent"),
 ];
 
