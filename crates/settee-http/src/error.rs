@@ -163,7 +163,10 @@ impl From<settee_js::Error> for ApiError {
 
 impl From<ViewError> for ApiError {
     fn from(error: ViewError) -> ApiError {
-        let ViewError { kind, error, reason } = error;
+        if let Some(detail) = &error.detail {
+            tracing::warn!("an index can't be used: {detail}");
+        }
+        let ViewError { kind, error, reason, .. } = error;
         match kind {
             ViewErrorKind::BadRequest => ApiError::new(StatusCode::BAD_REQUEST, error, reason),
             ViewErrorKind::NotFound => ApiError::new(StatusCode::NOT_FOUND, error, reason),

@@ -121,11 +121,17 @@ impl ResponseObject {
             }
         }
         let content_type = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-        if !content_type.starts_with(b"application/json") {
+        if !is_json(content_type) {
             // Other types may be run by a browser, in the origin of the database.
             headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
         }
     }
+}
+
+/// Whether a content type is JSON, whatever its parameters.
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
 
 fn invalid(name: &str, value: &str) -> ApiError {
@@ -136,6 +142,16 @@ fn invalid(name: &str, value: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_json_itself_has_no_sandbox() {
+        for json in ["application/json", "Application/JSON; charset=utf-8", " application/json ;x"] {
+            assert!(is_json(json.as_bytes()), "{json}");
+        }
+        for other in ["application/jsonp", "application/json-seq", "text/html;application/json", "", ";"] {
+            assert!(!is_json(other.as_bytes()), "{other}");
+        }
+    }
 
     fn made(text: &str) -> (u16, String, Vec<u8>) {
         let response = ResponseObject::parse(text).unwrap().into_response(StatusCode::OK);
