@@ -79,6 +79,11 @@ pub struct Edit {
 }
 
 impl Edit {
+    /// The ids of a replicated edit's revisions, from its own, `revision`, back.
+    pub(crate) fn path(&self, revision: &Revision) -> Vec<RevisionId> {
+        if self.history.is_empty() { vec![revision.id.clone()] } else { self.history.clone() }
+    }
+
     /// Parses a document's JSON text. Names are compared after unescaping. Repeated ordinary members are all
     /// kept, as received; numbers are kept as written.
     ///

@@ -13,7 +13,6 @@ use super::check::{Checked, Validated};
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
 use super::updater::{Decided, Outcome, ReadBefore, Updater};
-use super::validation::path_of;
 use crate::attachments::{Attachment, Content, NewAttachment};
 use crate::database::snapshot::Snapshot;
 use crate::documents::keys::{LeafState, encode_number, local_key, path_key};
@@ -182,7 +181,7 @@ impl Updater<'_> {
         if revision.generation == 0 {
             return Err(Error::bad_request("Invalid rev format"));
         }
-        let path = path_of(edit, &revision);
+        let path = edit.path(&revision);
         let latest = self.writer.latest();
         let mut old = leaves(&latest, &edit.id).await?;
         for leaf in old.iter_mut().filter(|leaf| leaf.revision.generation > revision.generation) {

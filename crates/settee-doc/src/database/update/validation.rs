@@ -91,7 +91,7 @@ impl Snapshot {
         if leaves.iter().any(|leaf| leaf.revision == *revision) {
             return Ok(None);
         }
-        let path = path_of(edit, revision);
+        let path = edit.path(revision);
         let parent = replaced_leaf(revision, &path, &leaves, |leaf| &leaf.revision);
         let parent = parent.map(|leaf| leaf.revision.clone());
         let previous = match &parent {
@@ -270,11 +270,6 @@ impl Updater<'_> {
     fn cached_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
         self.database.validation.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The ids of a replicated edit's revisions, from its own, `revision`, back.
-pub(super) fn path_of(edit: &Edit, revision: &Revision) -> Vec<RevisionId> {
-    if edit.history.is_empty() { vec![revision.id.clone()] } else { edit.history.clone() }
 }
 
 /// The leaf that a replicated edit replaces, whose path leads from `revision` back: the newest leaf on it.
