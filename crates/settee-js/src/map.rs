@@ -110,6 +110,11 @@ impl MapContext {
         Ok(context)
     }
 
+    /// Number of functions.
+    pub fn function_count(&self) -> usize {
+        self.functions.len()
+    }
+
     /// Applies all functions to all documents, each the JSON text of an object. Free variables keep their
     /// values until memory runs out in a batch.
     ///

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use settee_io::Env;
-use settee_js::{Kind, Limits, MapContext, Outcome, ReduceContext, check};
+use settee_js::{FUNCTION_COUNT_MAX, Kind, Limits, MapContext, Outcome, ReduceContext, check};
 
 use crate::error::{Result, ViewError};
 use crate::mapper::{Mapped, Mapper};
@@ -13,9 +13,10 @@ use crate::reduce::{Functions, ReduceError};
 pub(crate) struct JavascriptMapper {
     /// The database and the design document, for the log.
     origin: String,
-    context: MapContext,
-    /// For each function its index in the context, or why it has none.
-    functions: Vec<std::result::Result<usize, ViewError>>,
+    /// Each with at most [`FUNCTION_COUNT_MAX`] functions, in their order.
+    contexts: Vec<MapContext>,
+    /// Why a function is in no context; `None` if it is in one.
+    refused: Vec<Option<ViewError>>,
 }
 
 impl JavascriptMapper {
@@ -26,52 +27,65 @@ impl JavascriptMapper {
         sources: &[&str],
         limits: Limits,
     ) -> Result<JavascriptMapper> {
-        let mut sound = Vec::new();
-        let mut functions = Vec::with_capacity(sources.len());
-        for source in sources {
-            match check(Kind::Map, source) {
-                Ok(()) => {
-                    functions.push(Ok(sound.len()));
-                    sound.push(*source);
-                }
-                Err(error) => functions.push(Err(ViewError::function(error.error(), error.to_string()))),
-            }
-        }
-        let context = MapContext::new(lib, &sound, limits).map_err(|error| error_of(&error))?;
-        Ok(JavascriptMapper { origin, context, functions })
+        let refusal = |source: &&str| {
+            let error = check(Kind::Map, source).err()?;
+            Some(ViewError::function(error.error(), error.to_string()))
+        };
+        let refused: Vec<Option<ViewError>> = sources.iter().map(refusal).collect();
+        let sound = sources.iter().zip(&refused).filter(|(_, refusal)| refusal.is_none());
+        let sound: Vec<&str> = sound.map(|(source, _)| *source).collect();
+        let context = |sources| MapContext::new(lib, sources, limits).map_err(|error| error_of(&error));
+        let contexts = sound.chunks(FUNCTION_COUNT_MAX).map(context).collect::<Result<_>>()?;
+        Ok(JavascriptMapper { origin, contexts, refused })
     }
 }
 
 impl Mapper for JavascriptMapper {
     fn map(&mut self, documents: &[&[u8]]) -> Vec<Vec<Mapped>> {
-        let batch = match self.context.map(documents) {
-            Ok(batch) => batch,
-            Err(error) => {
-                let error = error_of(&error);
-                let stopped = || self.functions.iter().map(|_| Mapped::Stopped(error.clone())).collect();
-                return documents.iter().map(|_| stopped()).collect();
-            }
-        };
-        for message in batch.logs() {
-            tracing::info!(design = self.origin, "a map function logs: {message}");
+        let mut sound: Vec<Vec<Mapped>> = documents.iter().map(|_| Vec::new()).collect();
+        for context in &mut self.contexts {
+            map_with(context, documents, &self.origin, &mut sound);
         }
-        let outcome = |document: usize, function: &std::result::Result<usize, ViewError>| match function {
-            Err(error) => Mapped::Stopped(error.clone()),
-            Ok(function) => match batch.outcome(document, *function) {
-                Outcome::Rows(rows) => {
-                    Mapped::Rows(rows.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
-                }
-                Outcome::Dropped { message } => Mapped::Dropped(message.to_owned()),
-                Outcome::Stopped(stop) => {
-                    let error = settee_js::Error::Stopped(stop.clone());
-                    Mapped::Stopped(error_of(&error))
-                }
-                Outcome::Skipped => Mapped::Rows(Vec::new()),
-            },
+        let with_refused = |sound: Vec<Mapped>| {
+            let mut sound = sound.into_iter();
+            let outcome = |refusal: &Option<ViewError>| match refusal {
+                Some(error) => Mapped::Stopped(error.clone()),
+                None => sound.next().expect("each sound function is in a context"),
+            };
+            self.refused.iter().map(outcome).collect()
         };
-        let of_document =
-            |document| self.functions.iter().map(|function| outcome(document, function)).collect();
-        (0..documents.len()).map(of_document).collect()
+        sound.into_iter().map(with_refused).collect()
+    }
+}
+
+/// Appends to the outcomes of each document those of a context's functions.
+fn map_with(context: &mut MapContext, documents: &[&[u8]], origin: &str, all: &mut [Vec<Mapped>]) {
+    let count = context.function_count();
+    let batch = match context.map(documents) {
+        Ok(batch) => batch,
+        Err(error) => {
+            let error = error_of(&error);
+            let stopped = || (0..count).map(|_| Mapped::Stopped(error.clone()));
+            all.iter_mut().for_each(|outcomes| outcomes.extend(stopped()));
+            return;
+        }
+    };
+    for message in batch.logs() {
+        tracing::info!(design = origin, "a map function logs: {message}");
+    }
+    let outcome = |document: usize, function: usize| match batch.outcome(document, function) {
+        Outcome::Rows(rows) => {
+            Mapped::Rows(rows.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+        }
+        Outcome::Dropped { message } => Mapped::Dropped(message.to_owned()),
+        Outcome::Stopped(stop) => {
+            let error = settee_js::Error::Stopped(stop.clone());
+            Mapped::Stopped(error_of(&error))
+        }
+        Outcome::Skipped => Mapped::Rows(Vec::new()),
+    };
+    for (document, outcomes) in all.iter_mut().enumerate() {
+        outcomes.extend((0..count).map(|function| outcome(document, function)));
     }
 }
 
@@ -145,4 +159,34 @@ impl Functions for JavascriptReduces {
 fn reduce_error(error: &settee_js::Error) -> ReduceError {
     let is_of_row = matches!(error, settee_js::Error::ReduceOverflow { .. });
     ReduceError { error: error.error().to_owned(), reason: error.reason(), is_of_row }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a design document may have more functions than a context. Method: many of them, one that doesn't compile.
+
+    use super::*;
+
+    #[test]
+    fn functions_beyond_those_of_a_context_are_in_further_ones() {
+        let mut sources: Vec<String> = (0..FUNCTION_COUNT_MAX + 20)
+            .map(|n| format!("function (doc) {{ if (/a/.test(doc.s)) emit({n}); }}"))
+            .collect();
+        sources[100] = "function (".to_owned();
+        let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
+        let mut mapper = JavascriptMapper::new("db/d".to_owned(), None, &sources, Limits::default()).unwrap();
+        let documents: [&[u8]; 2] = [br#"{"s":"a"}"#, br#"{"s":"b"}"#];
+        let mapped = mapper.map(&documents);
+        for (document, outcomes) in mapped.iter().enumerate() {
+            assert_eq!(outcomes.len(), sources.len());
+            for (n, outcome) in outcomes.iter().enumerate() {
+                match outcome {
+                    Mapped::Stopped(_) => assert_eq!(n, 100),
+                    Mapped::Rows(rows) if document == 0 => assert_eq!(rows[0].0, n.to_string()),
+                    Mapped::Rows(rows) => assert!(rows.is_empty()),
+                    Mapped::Dropped(message) => panic!("{message}"),
+                }
+            }
+        }
+    }
 }
