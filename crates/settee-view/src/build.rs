@@ -29,8 +29,8 @@ const GROUP_BYTES_MAX: usize = 512 << 10;
 /// Groups that are being mapped, or wait for being merged.
 const GROUPS_IN_FLIGHT_MAX: usize = 4;
 
-/// Mapped batches of a group that wait for being taken.
-const BATCHES_WAITING_MAX: usize = 1;
+/// Mapped batches of a group that wait for being taken: all of them, while documents emit little.
+const BATCHES_WAITING_MAX: usize = GROUP_COUNT_MAX / BATCH_COUNT_MAX;
 
 /// Documents of a group that are mapped at once: at first, and at most.
 const BATCH_COUNT_FIRST: usize = 8;
