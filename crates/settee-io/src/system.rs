@@ -164,7 +164,7 @@ impl Clock for SystemClock {
 pub const BACKGROUND_THREADS_MAX: usize = 16;
 
 /// Nice value of the threads for background tasks: see setpriority(2).
-const BACKGROUND_NICE: i32 = 5;
+const BACKGROUND_NICE: i32 = 3;
 
 /// Starts tasks on a tokio runtime. Background tasks have threads of their own, at a lower priority, which start
 /// with the first of them.
