@@ -11,6 +11,7 @@
 
 mod build;
 mod design;
+mod design_views;
 mod error;
 mod index;
 mod index_file;
@@ -20,6 +21,7 @@ pub mod mango;
 mod mapper;
 mod mappers;
 mod merge;
+mod options;
 mod planned;
 mod progress;
 mod query;
@@ -29,11 +31,13 @@ mod row;
 mod views;
 
 pub use design::{Design, Language, Signature, ViewDefinition};
+pub use design_views::{BuildTask, DesignInfo, DesignViews};
 pub use error::{Result, ViewError, ViewErrorKind};
+pub use options::ViewsOptions;
 pub use query::{Group, Grouping, Groups, KeyRange, KeySpace, MapRows};
 pub use read::{IndexSnapshot, RowRange, RowScan};
 pub use row::ViewRow;
-pub use views::{BuildTask, DesignInfo, DesignViews, Views, ViewsOptions};
+pub use views::Views;
 
 /// Version of the order of keys, as `_info` shows it: an index of another version is built anew.
 pub const COLLATION_VERSION: &str = settee_collate::VERSION;
