@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
 use settee_doc::Database;
-use settee_view::DesignViews;
+use settee_view::{DesignViews, IndexSnapshot};
 
 use super::args::{Args, Output, Update};
 use super::query::ViewQuery;
@@ -61,14 +61,13 @@ async fn view(
     args.partition = partition.map(str::to_owned).or(args.partition);
     let views = context.server.views.design(&database, design).await?;
     let query = ViewQuery::new(&database, &views, view, args)?;
-    bring_up(&database, &views, &query).await?;
-    views.snapshot(views.view(view)?)?;
+    let index = bring_up(&database, &views, &query).await?;
     if context.is_head() {
         return Ok(response::empty(StatusCode::OK));
     }
     writer::respond(context.output(), async move |mut out| {
         let _permit = permit;
-        write_result(&database, &views, query, &mut out).await?;
+        write_result(&database, &views, index, query, &mut out).await?;
         out.buffer.extend_from_slice(b"\n");
         Ok(out)
     })
@@ -107,16 +106,16 @@ async fn queries(
         Ok(queries)
     };
     let (queries, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let mut indexes = Vec::with_capacity(queries.len());
     for query in &queries {
-        bring_up(&database, &views, query).await?;
-        views.snapshot(views.view(&query.view)?)?;
+        indexes.push(bring_up(&database, &views, query).await?);
     }
     writer::respond(context.output(), async move |mut out| {
         let _permit = permit;
         out.buffer.extend_from_slice(b"{\"results\":[");
-        for (index, query) in queries.into_iter().enumerate() {
-            out.buffer.extend_from_slice(if index == 0 { b"\r\n" } else { b",\r\n" });
-            write_result(&database, &views, query, &mut out).await?;
+        for (place, (query, index)) in queries.into_iter().zip(indexes).enumerate() {
+            out.buffer.extend_from_slice(if place == 0 { b"\r\n" } else { b",\r\n" });
+            write_result(&database, &views, index, query, &mut out).await?;
         }
         out.buffer.extend_from_slice(b"\r\n]}\n");
         Ok(out)
@@ -124,22 +123,28 @@ async fn queries(
     .await
 }
 
-/// Builds the indexes as far as a query requires. One that doesn't wait for a build waits for nothing.
+/// The state of the index that a query reads, built as far as it requires. One that doesn't wait for a build waits for
+/// nothing, and reads what was there before the build that it causes.
 async fn bring_up(
     database: &Arc<Database>,
     views: &Arc<DesignViews>,
     query: &ViewQuery,
-) -> Result<(), ApiError> {
+) -> Result<IndexSnapshot, ApiError> {
+    let view = views.view(&query.view)?;
     let target = database.snapshot().update_seq();
     match query.args.update {
         Update::Before => {
             if matches!(query.output, Output::Groups(_)) {
-                views.add_reduces(views.view(&query.view)?).await?;
+                views.add_reduces(view).await?;
             }
             views.build(database, target).await?;
+            Ok(views.snapshot(view)?)
         }
-        Update::After => views.build_in_background(database, target),
-        Update::Never => {}
+        Update::After => {
+            let index = views.snapshot(view)?;
+            views.build_in_background(database, target);
+            Ok(index)
+        }
+        Update::Never => Ok(views.snapshot(view)?),
     }
-    Ok(())
 }

@@ -26,11 +26,11 @@ const ROWS_PER_YIELD: u64 = 256;
 pub(super) async fn write_result(
     database: &Database,
     views: &DesignViews,
+    snapshot: IndexSnapshot,
     query: ViewQuery,
     out: &mut ResponseWriter,
 ) -> Result<(), ApiError> {
     let definition = views.view(&query.view)?;
-    let snapshot = views.snapshot(definition)?;
     match query.output {
         Output::Groups(grouping) => {
             let ViewQuery { args, space, ranges, .. } = query;
