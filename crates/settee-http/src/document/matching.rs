@@ -40,12 +40,24 @@ pub(crate) async fn matches(
     out: &ResponseWriter,
 ) -> Result<bool, ApiError> {
     let selector = selecting.selector();
-    let needs_body = selector.needs_body();
-    let body_bytes = if needs_body { document.body_size() } else { 0 };
+    let body_bytes = if selector.needs_body() { document.body_size() } else { 0 };
     if is_quick(selector, body_bytes + reserved_bytes(document, extras)) {
         return Ok(selector.matches(document, extras));
     }
-    let (document, permit) = match needs_body {
+    // In a box: feeds, of which there are many, would hold the space of it while they wait.
+    Box::pin(match_elsewhere(selecting, snapshot, document, extras, body_memory, out)).await
+}
+
+/// As [`matches`], on a blocking thread.
+async fn match_elsewhere(
+    selecting: &Arc<impl Selecting>,
+    snapshot: &Snapshot,
+    document: &Document,
+    extras: &Extras,
+    body_memory: &BodyMemory,
+    out: &ResponseWriter,
+) -> Result<bool, ApiError> {
+    let (document, permit) = match selecting.selector().needs_body() {
         true => {
             let (document, permit) = read_whole(snapshot, document.clone(), body_memory).await?;
             (document, Some(permit))
