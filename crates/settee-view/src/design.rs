@@ -96,8 +96,8 @@ pub struct Design {
 }
 
 impl Design {
-    /// Reads a design document. `is_partitioned` tells of its database, in which views are of each partition unless
-    /// `options.partitioned` is false.
+    /// Parses a design document of a database, which may be partitioned. In a partitioned database each view is of one
+    /// partition at a time, unless `options.partitioned` is false.
     ///
     /// # Errors
     /// If it isn't JSON. Members of wrong types, which can't be stored, and those that views don't use are ignored,

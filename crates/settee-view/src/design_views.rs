@@ -96,7 +96,7 @@ pub struct BuildTask {
     pub started_us: u64,
 }
 
-/// What `_info` tells of a design document's indexes.
+/// The state of a design document's indexes, as `_info` reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesignInfo {
     /// Bytes of the index files.

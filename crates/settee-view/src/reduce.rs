@@ -305,7 +305,7 @@ impl IndexReduction {
             }
             Ok(total)
         };
-        self.run(reducer, add).await
+        self.run(reducer, add).await?
     }
 
     /// The JSON text of a query's value.
@@ -322,17 +322,29 @@ impl IndexReduction {
             let mut out = Vec::new();
             own.write_value(reducer, &summary, &mut out).map(|()| out)
         };
-        self.run(reducer, write).await
+        self.run(reducer, write).await.map_err(Some)?
     }
 
-    /// Does what may call a function; the calls of JavaScript, which may take long, elsewhere.
-    async fn run<T: Send + 'static>(&self, reducer: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Does work that may call a function. Work that calls JavaScript, which may take long, runs in a background task.
+    ///
+    /// # Errors
+    /// The task was aborted.
+    async fn run<T: Send + 'static>(
+        &self,
+        reducer: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ReduceError> {
         if !matches!(self.reducers[reducer], Reducer::Function(_)) {
-            return work();
+            return Ok(work());
         }
         let (sender, done) = oneshot::channel();
         self.functions.spawn(Box::new(move || drop(sender.send(work()))));
-        done.await.expect("the work doesn't panic")
+        // The server is stopping, or the work panicked.
+        done.await.map_err(|_| ReduceError {
+            error: "internal_server_error".to_owned(),
+            reason: "A reduction was aborted.".to_owned(),
+            is_of_row: false,
+        })
     }
 
     /// Reduces the parts of a summary, so that one is left; a part that can't be reduced makes an error.

@@ -7,23 +7,24 @@ use crate::document::options::DocumentOptions;
 use crate::document::whole::read_whole;
 use crate::error::ApiError;
 
-/// The JSON text of a document with its history and, if `conflicts`, its conflicts, and the permit for its memory.
+/// The JSON text of a document with its history and its conflicts, and the permit for its memory; `null` without a
+/// document.
 ///
 /// # Errors
 /// If it can't be read, or there is no memory for it.
-pub(super) async fn text_of(
+pub(super) async fn text_or_null(
     snapshot: &Snapshot,
-    document: Document,
-    conflicts: bool,
+    document: Option<Document>,
     body_memory: &BodyMemory,
-) -> Result<(String, MemoryPermit), ApiError> {
+) -> Result<(String, Option<MemoryPermit>), ApiError> {
+    let Some(document) = document else { return Ok(("null".to_owned(), None)) };
     let mut options = DocumentOptions::default();
-    (options.revs, options.conflicts) = (true, conflicts);
+    (options.revs, options.conflicts) = (true, true);
     let extras = options.extras(snapshot, &document).await?;
     let (document, permit) = read_whole(snapshot, document, body_memory).await?;
     let mut json = Vec::new();
     document.write_json(&extras, &mut json);
-    Ok((String::from_utf8(json).map_err(|_| ApiError::bad_json())?, permit))
+    Ok((String::from_utf8(json).map_err(|_| ApiError::bad_json())?, Some(permit)))
 }
 
 /// A document that a request names; `None` if there is none, or it is deleted.

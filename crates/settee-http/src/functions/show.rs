@@ -9,7 +9,7 @@ use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
 use settee_doc::{Database, Document};
 
-use super::document::{find, text_of};
+use super::document::{find, text_or_null};
 use super::request_object::{RequestText, read_body, request_object};
 use super::response_object::ResponseObject;
 use crate::context::{RequestContext, matches_tag, not_modified};
@@ -42,13 +42,7 @@ pub(crate) async fn show(
     }
     let body = read_body(context).await?;
     let request = request_object(context, &database, id.as_deref(), RequestText::of(body.as_ref()))?;
-    let (document, permit) = match found {
-        Some(document) => {
-            let text = text_of(&snapshot, document, true, &context.server.body_memory).await?;
-            (text.0, Some(text.1))
-        }
-        None => ("null".to_owned(), None),
-    };
+    let (document, permit) = text_or_null(&snapshot, found, &context.server.body_memory).await?;
     drop(snapshot);
     let call = move |context: &mut settee_js::DesignContext| {
         let _memory = (body, permit);

@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use settee_doc::Database;
 use settee_js::Updated;
 
-use super::document::{find, text_of};
+use super::document::{find, text_or_null};
 use super::request_object::{RequestText, read_body, request_object};
 use super::response_object::ResponseObject;
 use crate::body::{self, BodyBudget};
@@ -49,13 +49,7 @@ pub(crate) async fn update(
         Some(id) => find(&snapshot, id).await?,
         None => None,
     };
-    let (document, permit) = match found {
-        Some(document) => {
-            let text = text_of(&snapshot, document, true, &context.server.body_memory).await?;
-            (text.0, Some(text.1))
-        }
-        None => ("null".to_owned(), None),
-    };
+    let (document, permit) = text_or_null(&snapshot, found, &context.server.body_memory).await?;
     drop(snapshot);
     let call = move |context: &mut settee_js::DesignContext| {
         let _memory = (body, permit);
